@@ -1,0 +1,1 @@
+"""Measurements of jspec and its peers on the same weights and prompts."""
