@@ -1,0 +1,207 @@
+"""Paged keys and values of committed tokens, and the text they belong to."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
+
+from jspec.pallas.paged_attention import paged_attention
+from jspec.tree import pytree
+
+__all__ = ["CacheLayout", "KVCache", "Pages", "empty_pages"]
+
+BLOCK = 256
+"""Tokens that one step of attention reads; a row's table holds whole blocks."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheLayout:
+    """How much a cache holds: `rows` texts of at most `room` tokens in `pages` pages."""
+
+    rows: int
+    room: int
+    pages: int
+    page_size: int = 16
+
+    def __post_init__(self) -> None:
+        """Refuses sizes below one."""
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(
+                    f"{field.name} must be at least 1, not {getattr(self, field.name)}"
+                )
+
+    @property
+    def block_pages(self) -> int:
+        """Pages in one block of attention."""
+        needed = -(-self.room // self.page_size)
+        return max(1, min(BLOCK // self.page_size, needed))
+
+    @property
+    def row_pages(self) -> int:
+        """Entries of a row's page table, whole blocks."""
+        needed = -(-self.room // self.page_size)
+        return -(-needed // self.block_pages) * self.block_pages
+
+
+@pytree
+class Pages:
+    """Memory shared by all rows, in pages of `S` tokens.
+
+    Attributes:
+      k: keys, one array a layer.
+      v: values, one array a layer.
+      text: ids of the committed tokens.
+    """
+
+    k: tuple[Float[Array, "P K S D"], ...]
+    v: tuple[Float[Array, "P K S D"], ...]
+    text: Int[Array, "P S"]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes, in all layers."""
+        return sum(a.nbytes // (a.shape[0] * a.shape[2]) for a in (*self.k, *self.v))
+
+
+def empty_pages(
+    layout: CacheLayout,
+    *,
+    layers: int,
+    key_heads: int,
+    head_dim: int,
+    dtype: DTypeLike,
+) -> Pages:
+    """Pages that hold nothing yet."""
+    shape = (layout.pages, key_heads, layout.page_size, head_dim)
+    return Pages(
+        k=tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
+        v=tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
+        text=jnp.zeros((layout.pages, layout.page_size), jnp.int32),
+    )
+
+
+@pytree
+class KVCache:
+    """The rows' view of the pages.
+
+    A pass of the target appends its nodes behind `length`, node `i` in slot
+    `length + i`; `keep` makes the kept path permanent. What lies beyond `length`
+    is overwritten by the next pass, so a rejected token needs no undoing.
+
+    Attributes:
+      table: pages of each row in the order of its text; an entry `P` is no page,
+        and what would be written there is dropped.
+      length: committed tokens.
+    """
+
+    pages: Pages
+    table: Int[Array, "B M"]
+    length: Int[Array, " B"]
+
+    def _places(
+        self, slots: Int[Array, "B N"]
+    ) -> tuple[Int[Array, "B N"], Int[Array, "B N"]]:
+        none, size = self.pages.text.shape
+        column = slots // size
+        inside = (slots >= 0) & (column < self.table.shape[1])
+        page = jnp.take_along_axis(
+            self.table, jnp.clip(column, 0, self.table.shape[1] - 1), axis=1
+        )
+        return jnp.where(inside, page, none), slots % size
+
+    def append(
+        self, layer: int, k: Float[Array, "B N K D"], v: Float[Array, "B N K D"]
+    ) -> "KVCache":
+        """Writes the nodes' keys and values of one layer behind the committed ones."""
+        page, slot = self._places(self.length[:, None] + jnp.arange(k.shape[1])[None])
+        put = lambda a, new: a.at[page, :, slot].set(new.astype(a.dtype), mode="drop")
+        swap = lambda all_, new: (*all_[:layer], put(all_[layer], new), *all_[layer + 1 :])
+        pages = self.pages
+        return dataclasses.replace(
+            self,
+            pages=dataclasses.replace(
+                pages, k=swap(pages.k, k), v=swap(pages.v, v)
+            ),
+        )
+
+    def attend(
+        self,
+        layer: int,
+        q: Float[Array, "B N H D"],
+        *,
+        ancestors: Bool[Array, "B N N"] | None,
+        window: int | None,
+        scale: float,
+        block_pages: int,
+    ) -> Float[Array, "B N H D"]:
+        """Attention of appended nodes to committed tokens and to their ancestors.
+
+        Args:
+          layer: whose keys and values.
+          q: one query a node, rotated.
+          ancestors: `[b, n, m]`: node `n` descends from node `m` or is it. `None`:
+            the nodes are a chain.
+          window: how many positions back a node sees, itself included.
+          scale: of the scores.
+          block_pages: pages read in one step; divides the table's width.
+        """
+        return paged_attention(
+            q,
+            self.pages.k[layer],
+            self.pages.v[layer],
+            self.table,
+            self.length,
+            ancestors=ancestors,
+            window=window,
+            scale=scale,
+            block_pages=block_pages,
+        )
+
+    def keep(
+        self,
+        path: Int[Array, "B N"],
+        tokens: Int[Array, "B N"],
+        count: Int[Array, " B"],
+        *,
+        branching: bool,
+    ) -> "KVCache":
+        """Makes the first `count` nodes of `path` permanent.
+
+        Args:
+          path: nodes in the order of the text; node 0 first.
+          tokens: their ids, in the same order.
+          count: how many of them, per row.
+          branching: whether a path may skip nodes. If it may, the kept slots are
+            moved together; on a chain they already lie in place.
+        """
+        steps = jnp.arange(path.shape[1])[None]
+        kept = steps < count[:, None]
+        beyond = self.table.shape[1] * self.pages.text.shape[1]
+        page, slot = self._places(
+            jnp.where(kept, self.length[:, None] + steps, beyond)
+        )
+        pages = self.pages
+        text = pages.text.at[page, slot].set(tokens, mode="drop")
+        if branching:
+            from_page, from_slot = self._places(self.length[:, None] + path)
+
+            def move(a: Array) -> Array:
+                moved = a.at[from_page, :, from_slot].get(mode="clip")
+                return a.at[page, :, slot].set(moved, mode="drop")
+
+            pages = dataclasses.replace(
+                pages, k=tuple(map(move, pages.k)), v=tuple(map(move, pages.v))
+            )
+        return dataclasses.replace(
+            self,
+            pages=dataclasses.replace(pages, text=text),
+            length=self.length + count,
+        )
+
+    @property
+    def text(self) -> Int[Array, "B room"]:
+        """Each row's committed ids; what stands at and beyond `length` is undefined."""
+        pages = self.pages.text.at[self.table].get(mode="clip")
+        return pages.reshape(self.table.shape[0], -1)

@@ -1,0 +1,146 @@
+"""Arithmetic that decoders and drafters share."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jspec.models.base import Rope
+
+__all__ = ["embed", "inverse_frequencies", "linear", "norm", "rotate", "turns"]
+
+
+def linear(
+    x: Float[Array, "B N I"],
+    w: Array,
+    bias: Array | None = None,
+    *,
+    transposed: bool = False,
+    out: jax.typing.DTypeLike | None = None,
+) -> Float[Array, "B N O"]:
+    """`x @ w + bias`, all rows of all texts in one product.
+
+    The one place that knows what a platform needs. On a CPU a bfloat16 product of one
+    row leaves the fast path (40 GB/s become 1.5) and rounds differently from two or
+    more rows, among which no number changes a row's result; so there are never fewer
+    than two, and speculation in bfloat16 stays exact. `[in, out]` matrices are the
+    fast ones in float32; a tied head is read as `[V, E]`, as fast in both.
+
+    Args:
+      x: the rows.
+      w: `[in, out]`, or `[out, in]` if `transposed`.
+      bias: added in the result's dtype.
+      transposed: whether `w` is the transpose.
+      out: the result's dtype; sums are float32 whatever it is.
+    """
+    b, n, width = x.shape
+    rows = x.reshape(b * n, width)
+    lone = b * n == 1 and x.dtype == jnp.bfloat16
+    if lone:
+        rows = jnp.pad(rows, ((0, 1), (0, 0)))
+    y = jax.lax.dot_general(
+        rows,
+        w,
+        (((1,), (1 if transposed else 0,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
+        preferred_element_type=out or x.dtype,
+    )
+    if lone:
+        y = y[:1]
+    if bias is not None:
+        y = y + bias[None].astype(y.dtype)
+    return y.reshape(b, n, y.shape[-1])
+
+
+def norm(
+    x: Float[Array, "*S E"], weight: Float[Array, " E"], eps: float
+) -> Float[Array, "*S E"]:
+    """RMSNorm (Zhang and Sennrich 2019): float32 inside, cast back, then the weight."""
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+    weight = weight.reshape((1,) * (x.ndim - 1) + weight.shape)
+    return (wide * scale).astype(x.dtype) * weight
+
+
+def embed(table: Float[Array, "V E"], tokens: Int[Array, "B N"]) -> Array:
+    """The rows of `table`; an id outside it gives NaN, never another token's row."""
+    return table.at[tokens].get(mode="fill", fill_value=jnp.nan)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
+    """Angles per position of each pair of dimensions, and what scales sine and cosine.
+
+    Llama 3.1's scaling is that of its model card; yarn's is Peng et al. 2023, §3.4.
+
+    Returns:
+      float32 `[D / 2]`, and the attention factor.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    factor = 1.0
+    if rope.kind == "linear":
+        frequencies /= rope.factor
+    elif rope.kind == "llama3":
+        wavelengths = 2 * math.pi / frequencies
+        length = rope.original_max_position
+        smooth = (length / wavelengths - rope.low_freq_factor) / (
+            rope.high_freq_factor - rope.low_freq_factor
+        )
+        smooth = np.clip(smooth, 0.0, 1.0)
+        frequencies *= smooth + (1 - smooth) / rope.factor
+    elif rope.kind == "yarn":
+        frequencies = _yarn(rope, head_dim, frequencies)
+        factor = _yarn_attention_factor(rope)
+    return frequencies.astype(np.float32), factor
+
+
+def _yarn(rope: Rope, head_dim: int, frequencies: np.ndarray) -> np.ndarray:
+    def dimension(rotations: float) -> float:
+        turns = rope.original_max_position / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    high = high + 0.001 if low == high else high
+    ramp = np.clip((np.arange(head_dim // 2) - low) / (high - low), 0.0, 1.0)
+    return frequencies * (1 - ramp) + frequencies / rope.factor * ramp
+
+
+def _yarn_attention_factor(rope: Rope) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def scale(weight: float) -> float:
+        if rope.factor <= 1:
+            return 1.0
+        return 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return scale(rope.mscale) / scale(rope.mscale_all_dim)
+    return scale(1.0)
+
+
+def turns(
+    rope: Rope, head_dim: int, position: Int[Array, "B N"]
+) -> tuple[Float[Array, "B N 1 D"], Float[Array, "B N 1 D"]]:
+    """Cosine and sine of every position's angles, in float32, for `rotate`."""
+    frequencies, factor = inverse_frequencies(rope, head_dim)
+    angles = position[..., None].astype(jnp.float32) * frequencies[None, None]
+    angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None]
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def rotate(
+    x: Float[Array, "B N H D"],
+    turn: tuple[Float[Array, "B N 1 D"], Float[Array, "B N 1 D"]],
+) -> Float[Array, "B N H D"]:
+    """Rotates the pairs `(i, i + D / 2)` of each head (the half-split convention)."""
+    cosine, sine = turn
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    half = jnp.concatenate([-second, first], axis=-1)
+    wide = x.astype(jnp.float32)
+    return (wide * cosine + half * sine).astype(x.dtype)

@@ -1,0 +1,170 @@
+"""The Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3; one pre-norm decoder."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from jspec.cache import BLOCK, KVCache
+from jspec.models.base import ModelConfig, Seen, weight_shapes
+from jspec.models.layers import embed, linear, norm, rotate, turns
+from jspec.rounds import ancestors_of
+
+__all__ = ["Decoder"]
+
+
+class Layer(nnx.Module):
+    """Attention and a gated MLP, each on the normed stream and added to it."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        for name in (
+            *("attention_norm", "q", "k", "v", "o"),
+            *("q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm"),
+            *("mlp_norm", "gate", "up", "down"),
+            *("gate_bias", "up_bias", "down_bias"),
+        ):
+            value = weights.get(name)
+            setattr(self, name, None if value is None else nnx.Param(value))
+
+
+def _of(parameter: nnx.Param | None) -> Array | None:
+    return None if parameter is None else parameter[...]
+
+
+class Decoder(nnx.Module):
+    """A causal language model: `ModelConfig` says which options it has.
+
+    Parameters are named as `weight_shapes` lists them and are never mutated.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
+        shapes = weight_shapes(config)
+        for name, shape in shapes.items():
+            if name not in weights:
+                raise ValueError(f"weight {name} is missing")
+            if tuple(weights[name].shape) != shape:
+                raise ValueError(
+                    f"weight {name} has shape {tuple(weights[name].shape)}, "
+                    f"the configuration asks for {shape}"
+                )
+        extra = sorted(set(weights) - set(shapes))
+        if extra:
+            raise ValueError(f"weight {extra[0]} belongs to no part of the model")
+        self.config = config
+        self.embed = nnx.Param(weights["embed"])
+        self.layers = nnx.List(
+            Layer(
+                {
+                    name.removeprefix(f"layers.{l}."): value
+                    for name, value in weights.items()
+                    if name.startswith(f"layers.{l}.")
+                }
+            )
+            for l in range(config.num_layers)
+        )
+        self.norm = nnx.Param(weights["norm"])
+        self.head = None if config.tie_embeddings else nnx.Param(weights["head"])
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of the weights, the stream and the cache."""
+        return self.embed[...].dtype
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B N"],
+        parent: Int[Array, "B N"],
+        cache: KVCache,
+        *,
+        branching: bool = False,
+        feature_layers: tuple[int, ...] = (),
+        logits: bool = True,
+    ) -> Seen:
+        """Reads the nodes behind what the cache holds.
+
+        Args:
+          tokens: ids of the nodes.
+          parent: the node each follows; only read if `branching`.
+          cache: committed keys and values.
+          branching: whether the nodes may be a tree; else they are a chain.
+          feature_layers: residual-stream indices to tap: `j` is after `j` layers.
+          logits: whether the successors' logits are wanted.
+        """
+        config = self.config
+        ancestors = ancestors_of(parent) if branching else None
+        nodes = jnp.arange(tokens.shape[1])[None]
+        depth = nodes if ancestors is None else ancestors.sum(-1, dtype=jnp.int32) - 1
+        position = cache.length[:, None] + depth
+        turn = turns(config.rope, config.head_dim, position)
+        x = embed(self.embed[...], tokens)
+        taps = {0: x} if 0 in feature_layers else {}
+        for l, layer in enumerate(self.layers):
+            x, cache = self._attend(l, layer, x, turn, ancestors, cache)
+            x = self._mlp(layer, x)
+            if l + 1 in feature_layers:
+                taps[l + 1] = x
+        features = None
+        if feature_layers:
+            features = jnp.concatenate([taps[j] for j in feature_layers], axis=-1)
+        seen = self.logits(x) if logits else None
+        return Seen(logits=seen, features=features, cache=cache)
+
+    def logits(self, x: Float[Array, "B N E"]) -> Float[Array, "B N V"]:
+        """The final norm and the head; rows of padding tokens are minus infinity."""
+        config = self.config
+        x = norm(x, self.norm[...], config.norm_eps)
+        if self.head is None:
+            y = linear(x, self.embed[...], transposed=True, out=jnp.float32)
+        else:
+            y = linear(x, self.head[...], out=jnp.float32)
+        if config.tokens < config.vocab_size:
+            real = jnp.arange(config.vocab_size) < config.tokens
+            y = jnp.where(real[None, None], y, -jnp.inf)
+        return y
+
+    def _attend(
+        self,
+        l: int,
+        layer: Layer,
+        x: Float[Array, "B N E"],
+        turn: tuple[Array, Array],
+        ancestors: Bool[Array, "B N N"] | None,
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B N E"], KVCache]:
+        config = self.config
+        b, n, _ = x.shape
+        y = norm(x, layer.attention_norm[...], config.norm_eps)
+
+        def heads(w: nnx.Param, bias: nnx.Param | None) -> Array:
+            return linear(y, w[...], _of(bias)).reshape(b, n, -1, config.head_dim)
+
+        q = heads(layer.q, layer.q_bias)
+        k = heads(layer.k, layer.k_bias)
+        v = heads(layer.v, layer.v_bias)
+        if config.qk_norm:
+            q = norm(q, layer.q_norm[...], config.norm_eps)
+            k = norm(k, layer.k_norm[...], config.norm_eps)
+        cache = cache.append(l, rotate(k, turn), v)
+        mixed = cache.attend(
+            l,
+            rotate(q, turn),
+            ancestors=ancestors,
+            window=config.window(l),
+            scale=config.head_dim**-0.5,
+            block_pages=_block_pages(cache),
+        )
+        out = linear(mixed.reshape(b, n, -1), layer.o[...], _of(layer.o_bias))
+        return x + out, cache
+
+    def _mlp(self, layer: Layer, x: Float[Array, "B N E"]) -> Float[Array, "B N E"]:
+        y = norm(x, layer.mlp_norm[...], self.config.norm_eps)
+        gate = linear(y, layer.gate[...], _of(layer.gate_bias))
+        up = linear(y, layer.up[...], _of(layer.up_bias))
+        return x + linear(jax.nn.silu(gate) * up, layer.down[...], _of(layer.down_bias))
+
+
+def _block_pages(cache: KVCache) -> int:
+    size = cache.pages.text.shape[1]
+    return max(1, min(BLOCK // size, cache.table.shape[1]))

@@ -1,0 +1,1 @@
+"""Operations with a reference twin in plain `jnp`: one folder each."""
