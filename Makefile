@@ -1,0 +1,21 @@
+.PHONY: demo test test-slow lint fmt clean
+
+python := .venv/bin/python
+pip := $(python) -m pip install --quiet --disable-pip-version-check
+
+demo: .venv/demo.stamp
+	.venv/bin/jspec demo
+
+.venv/bin/python:
+	@found=$$(scripts/find_python.sh) && echo "Making .venv with $$found." \
+	    && "$$found" -m venv --clear .venv
+
+.venv/demo.stamp: pyproject.toml | .venv/bin/python
+	@echo "Installing jspec into .venv (about a minute the first time)."
+	$(pip) --editable '.[demo]'
+	@touch $@
+
+.venv/test.stamp: pyproject.toml | .venv/bin/python
+	@echo "Installing jspec and its test tools into .venv (a few minutes the first time: torch is large)."
+	$(pip) --editable '.[test]'
+	@touch .venv/demo.stamp $@
