@@ -12,12 +12,13 @@ __all__ = ["Sampling", "Stream", "draw", "greedy", "law", "row_keys"]
 
 
 class Stream(enum.IntEnum):
-    """What a random number is for; each purpose has a stream of its own."""
+    """What a random number is for; each purpose has a stream of its own.
+
+    `verify` splits its key once more: for accepting, for recovering, for the bonus.
+    """
 
     DRAFT = 0
-    ACCEPT = 1
-    RECOVER = 2
-    BONUS = 3
+    VERIFY = 1
 
 
 @pytree

@@ -1,0 +1,450 @@
+"""The jitted steps: admit a row, read a piece of its prompt, decode one round."""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
+from jspec.drafters.base import Drafter, Memory, View
+from jspec.models.base import Target
+from jspec.rounds import DEAD, Evidence, Proposal, Verdict, ancestors_of, settle
+from jspec.rules import Rules, apply_rules, ban_stops, no_rules
+from jspec.sampling import Sampling, Stream, greedy, law, row_keys
+from jspec.tree import pytree
+from jspec.verify import verify, verify_chain, verify_greedy
+
+__all__ = [
+    "STOPS",
+    "DecodeState",
+    "Emission",
+    "Finish",
+    "Rows",
+    "admit",
+    "bind_rules",
+    "decode_round",
+    "init_state",
+    "prefill",
+]
+
+STOPS = 16
+"""Stop tokens a row can have; a request with more is refused."""
+
+
+class Finish(enum.IntEnum):
+    """Why a row ended on the device."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+    ERROR = 3
+
+
+@pytree
+class Rows:
+    """What is known of each row between rounds.
+
+    Attributes:
+      anchor: the newest token; not in the cache yet.
+      length: committed tokens.
+      table: the row's pages.
+      live: whether it still decodes.
+      emitted: tokens the reader has.
+      budget: tokens the reader may have in all.
+      earliest: tokens the reader must have before a stop token may come.
+      stops: tokens that end the row; -1 is none.
+      gamma: at most so many drafted tokens a round.
+      sampling: how it draws.
+    """
+
+    anchor: Int[Array, " B"]
+    length: Int[Array, " B"]
+    table: Int[Array, "B M"]
+    live: Bool[Array, " B"]
+    emitted: Int[Array, " B"]
+    budget: Int[Array, " B"]
+    earliest: Int[Array, " B"]
+    stops: Int[Array, "B W"]
+    gamma: Int[Array, " B"]
+    sampling: Sampling
+
+
+@pytree
+class DecodeState:
+    """Everything on the device that changes; donated to every step.
+
+    Attributes:
+      rows: one entry a row.
+      pages: the target's keys, values and text.
+      memory: the drafter's.
+      rules: what changes logits.
+    """
+
+    rows: Rows
+    pages: Pages
+    memory: Memory
+    rules: Rules
+
+
+@pytree
+class Emission:
+    """What one round gave each of its rows.
+
+    Attributes:
+      tokens: ids; the first `count` are new.
+      count: delivered tokens, stop token included, never beyond the row's budget.
+      drafted: tokens offered to the target.
+      accepted: delivered tokens that had been drafted.
+      finish: a `Finish`.
+    """
+
+    tokens: Int[Array, "B N"]
+    count: Int[Array, " B"]
+    drafted: Int[Array, " B"]
+    accepted: Int[Array, " B"]
+    finish: Int[Array, " B"]
+
+
+def init_state(
+    target: Target, drafter: Drafter, weights: Any, layout: CacheLayout, dtype: Any
+) -> DecodeState:
+    """Rows that hold nothing, and empty pages for target and drafter."""
+    config, b = target.config, layout.rows
+    zeros = lambda: jnp.zeros((b,), jnp.int32)
+    return DecodeState(
+        rows=Rows(
+            anchor=zeros(),
+            length=zeros(),
+            table=jnp.full((b, layout.row_pages), layout.pages, jnp.int32),
+            live=jnp.zeros((b,), bool),
+            emitted=zeros(),
+            budget=zeros(),
+            earliest=zeros(),
+            stops=jnp.full((b, STOPS), -1, jnp.int32),
+            gamma=zeros(),
+            sampling=Sampling(
+                temperature=jnp.zeros((b,)),
+                top_k=zeros(),
+                top_p=jnp.ones((b,)),
+                min_p=jnp.zeros((b,)),
+                seed=jnp.zeros((b, 2), jnp.uint32),
+            ),
+        ),
+        pages=empty_pages(
+            layout,
+            layers=config.num_layers,
+            key_heads=config.num_key_heads,
+            head_dim=config.head_dim,
+            dtype=dtype,
+        ),
+        memory=drafter.init(weights, layout),
+        rules=no_rules(b, config.vocab_size),
+    )
+
+
+def admit(state: DecodeState, row: Int[Array, ""], entry: Rows) -> DecodeState:
+    """Gives a row to a request.
+
+    Args:
+      state: donated.
+      row: which.
+      entry: one row's values; `anchor` is the prompt's last token, and `length` what
+        of the prompt the pages hold already.
+    """
+    put = lambda a, new: a.at[row].set(new[0])
+    rules = dataclasses.replace(
+        state.rules, active=state.rules.active.at[row].set(False)
+    )
+    return dataclasses.replace(
+        state, rows=jax.tree.map(put, state.rows, entry), rules=rules
+    )
+
+
+def bind_rules(
+    state: DecodeState,
+    row: Int[Array, ""],
+    penalties: Float[Array, " 3"],
+    seen: Bool[Array, " V"],
+    bias: Float[Array, " V"],
+) -> DecodeState:
+    """Gives an admitted row its penalties (repetition, presence, frequency) and bias."""
+    rules = state.rules
+    return dataclasses.replace(
+        state,
+        rules=Rules(
+            active=rules.active.at[row].set(True),
+            repetition=rules.repetition.at[row].set(penalties[0]),
+            presence=rules.presence.at[row].set(penalties[1]),
+            frequency=rules.frequency.at[row].set(penalties[2]),
+            counts=rules.counts.at[row].set(0),
+            seen=rules.seen.at[row].set(seen),
+            bias=rules.bias.at[row].set(bias),
+        ),
+    )
+
+
+def _take(tree: Any, rows: Array) -> Any:
+    return jax.tree.map(lambda a: a.at[rows].get(mode="fill", fill_value=0), tree)
+
+
+def _put(tree: Any, rows: Array, new: Any) -> Any:
+    return jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), tree, new)
+
+
+def _cache(pages: Pages, here: Rows) -> KVCache:
+    """The rows' cache; a row that does not live has no pages and no length."""
+    none = pages.text.shape[0]
+    return KVCache(
+        pages=pages,
+        table=jnp.where(here.live[:, None], here.table, none),
+        length=jnp.where(here.live, here.length, 0),
+    )
+
+
+def prefill(
+    target: Target,
+    weights: Any,
+    state: DecodeState,
+    row: Int[Array, " 1"],
+    tokens: Int[Array, "1 T"],
+    count: Int[Array, " 1"],
+    following: Int[Array, " 1"],
+    *,
+    drafter: Drafter,
+) -> DecodeState:
+    """Reads a piece of a row's prompt: evidence like an accepted path.
+
+    Args:
+      target: the model.
+      weights: the drafter's.
+      state: donated.
+      row: whose prompt.
+      tokens: the next of its tokens, padded.
+      count: how many are real.
+      following: the prompt's next token after them.
+      drafter: static.
+    """
+    here = _take(state.rows, row)
+    cache = _cache(state.pages, here)
+    nodes = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    seen = target(
+        tokens,
+        nodes - 1,
+        cache,
+        feature_layers=drafter.feature_layers,
+        logits=False,
+    )
+    start = cache.length
+    cache = seen.cache.keep(nodes, tokens, count, branching=False)
+    evidence = Evidence(
+        tokens=tokens,
+        start=start,
+        count=count,
+        anchor=following,
+        features=seen.features,
+    )
+    memory = dataclasses.replace(state.memory, rows=_take(state.memory.rows, row))
+    memory = drafter.observe(
+        weights,
+        memory,
+        evidence,
+        View(target=target, cache=cache, sampling=here.sampling),
+    )
+    return dataclasses.replace(
+        state,
+        rows=_put(
+            state.rows, row, dataclasses.replace(here, length=here.length + count)
+        ),
+        pages=cache.pages,
+        memory=dataclasses.replace(
+            memory, rows=_put(state.memory.rows, row, memory.rows)
+        ),
+    )
+
+
+def decode_round(
+    target: Target,
+    weights: Any,
+    state: DecodeState,
+    rows: Int[Array, " B"],
+    *,
+    drafter: Drafter,
+) -> tuple[DecodeState, Emission]:
+    """Propose, verify, keep, observe: one round of the rows named.
+
+    `gamma = 0` is plain decoding: the same function on a tree of one node.
+
+    Args:
+      target: the model.
+      weights: the drafter's.
+      state: donated.
+      rows: which rows decode; an entry beyond the last row is padding.
+      drafter: static; its `gamma` is this round's.
+    """
+    here = _take(state.rows, rows)
+    cache = _cache(state.pages, here)
+    view = View(target=target, cache=cache, sampling=here.sampling)
+    memory = dataclasses.replace(state.memory, rows=_take(state.memory.rows, rows))
+    drafting = row_keys(here.sampling, cache.length, Stream.DRAFT)
+    proposal, memory = drafter.propose(weights, memory, here.anchor, drafting, view)
+    proposal, depth, ancestors = _trim(proposal, here, branching=drafter.branching)
+
+    seen = target(
+        proposal.tokens,
+        proposal.parent,
+        cache,
+        branching=drafter.branching,
+        feature_layers=drafter.feature_layers,
+    )
+    assert seen.logits is not None
+    logits = _ruled(seen.logits, state.rules, rows, here, proposal, depth, ancestors)
+    choice = greedy(logits)
+    keys = row_keys(here.sampling, cache.length, Stream.VERIFY)
+    verdict = _judge(keys, logits, choice, proposal, here, branching=drafter.branching)
+
+    best = jnp.take_along_axis(logits, choice[..., None], axis=-1)[..., 0]
+    tokens, count, finish = _deliver(proposal, verdict, jnp.isfinite(best), here)
+    path = verdict.path
+    settled = jnp.take_along_axis(proposal.tokens, path, axis=1)
+    cache = seen.cache.keep(path, settled, count, branching=drafter.branching)
+    newest = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)
+    anchor = jnp.where(count > 0, newest[:, 0], here.anchor)
+    accepted = jnp.minimum(verdict.accepted, count)
+    features = seen.features
+    if features is not None:
+        features = jnp.take_along_axis(features, path[..., None], axis=1)
+    evidence = Evidence(
+        tokens=settled,
+        start=here.length,
+        count=count,
+        anchor=anchor,
+        features=features,
+        accepted=accepted,
+    )
+    memory = drafter.observe(
+        weights, memory, evidence, dataclasses.replace(view, cache=cache)
+    )
+    after = dataclasses.replace(
+        here,
+        anchor=anchor,
+        length=here.length + count,
+        live=here.live & (finish == Finish.RUNNING),
+        emitted=here.emitted + count,
+    )
+    delivered = jnp.arange(tokens.shape[1])[None] < count[:, None]
+    v = state.rules.counts.shape[1]
+    counts = state.rules.counts.at[
+        rows[:, None], jnp.where(delivered, tokens, v)
+    ].add(1, mode="drop")
+    state = DecodeState(
+        rows=_put(state.rows, rows, after),
+        pages=cache.pages,
+        memory=dataclasses.replace(
+            memory, rows=_put(state.memory.rows, rows, memory.rows)
+        ),
+        rules=dataclasses.replace(state.rules, counts=counts),
+    )
+    offered = (proposal.parent != DEAD).sum(1, dtype=jnp.int32)
+    return state, Emission(
+        tokens=tokens,
+        count=count,
+        drafted=jnp.where(here.live, offered, 0),
+        accepted=accepted,
+        finish=finish,
+    )
+
+
+def _trim(
+    proposal: Proposal, here: Rows, *, branching: bool
+) -> tuple[Proposal, Array, Array]:
+    """Offers no node deeper than the row may use: its own `gamma` and its budget."""
+    n = proposal.tokens.shape[1]
+    nodes = jnp.arange(n)
+    if branching:
+        ancestors = ancestors_of(proposal.parent)
+        depth = ancestors.sum(-1, dtype=jnp.int32) - 1
+    else:
+        ancestors = jnp.broadcast_to(
+            nodes[None] <= nodes[:, None], (proposal.tokens.shape[0], n, n)
+        )
+        depth = jnp.broadcast_to(nodes.astype(jnp.int32), proposal.tokens.shape)
+    most = jnp.minimum(here.gamma, here.budget - here.emitted - 1)
+    usable = (depth <= most[:, None]) & here.live[:, None]
+    parent = jnp.where(usable, proposal.parent, DEAD)
+    return dataclasses.replace(proposal, parent=parent), depth, ancestors
+
+
+def _ruled(
+    logits: Array,
+    rules: Rules,
+    rows: Array,
+    here: Rows,
+    proposal: Proposal,
+    depth: Array,
+    ancestors: Array,
+) -> Array:
+    active = rules.active.at[rows].get(mode="fill", fill_value=False)
+
+    def ruled(logits: Array) -> Array:
+        return apply_rules(logits, _take(rules, rows), proposal.tokens, ancestors)
+
+    logits = jax.lax.cond(jnp.any(active), ruled, lambda logits: logits, logits)
+    early = here.emitted[:, None] + depth < here.earliest[:, None]
+    return jax.lax.cond(
+        jnp.any(early & here.live[:, None]),
+        lambda logits: ban_stops(logits, here.stops, early),
+        lambda logits: logits,
+        logits,
+    )
+
+
+def _judge(
+    keys: Array,
+    logits: Array,
+    choice: Array,
+    proposal: Proposal,
+    here: Rows,
+    *,
+    branching: bool,
+) -> Verdict:
+    """Greedy rows need no law: where no row draws, none is computed."""
+
+    def drawn(_: None) -> Verdict:
+        p = law(logits, here.sampling)
+        judge = verify if branching else verify_chain
+        return judge(keys, p, proposal)
+
+    return jax.lax.cond(
+        jnp.any(here.sampling.sampled & here.live),
+        drawn,
+        lambda _: verify_greedy(choice, proposal),
+        None,
+    )
+
+
+def _deliver(
+    proposal: Proposal, verdict: Verdict, sound: Array, here: Rows
+) -> tuple[Array, Array, Array]:
+    """Cuts a round's tokens at the first stop token, the budget or a broken law."""
+    tokens, count = settle(proposal, verdict)
+    n = tokens.shape[1]
+    steps = jnp.arange(n)[None]
+    sound = jnp.take_along_axis(sound, verdict.path, axis=1)
+    first = lambda flags: jnp.min(jnp.where(flags, steps, n), axis=1).astype(jnp.int32)
+    broken = first(~sound & (steps < count[:, None]))
+    count = jnp.minimum(count, broken)
+    left = here.budget - here.emitted
+    stop = (tokens[:, :, None] == here.stops[:, None]) & (here.stops >= 0)[:, None]
+    ends = stop.any(-1) & (
+        here.emitted[:, None] + steps + 1 > here.earliest[:, None]
+    )
+    stopped = first(ends & (steps < jnp.minimum(count, left)[:, None]))
+    finish = jnp.where(broken < n, Finish.ERROR, Finish.RUNNING)
+    finish = jnp.where(count >= left, Finish.LENGTH, finish)
+    finish = jnp.where(stopped < n, Finish.STOP, finish)
+    count = jnp.minimum(jnp.minimum(count, left), stopped + 1)
+    count = jnp.where(here.live, count, 0)
+    return tokens, count, jnp.where(here.live, finish, Finish.RUNNING).astype(jnp.int32)

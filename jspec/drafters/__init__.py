@@ -1,0 +1,15 @@
+"""Drafting methods: one a file, listed once."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from jspec.drafters.base import About, Drafter, Memory, View
+from jspec.drafters.draft_model import DraftModel
+from jspec.drafters.ngram import NGram
+from jspec.drafters.plain import Plain
+
+__all__ = ["METHODS", "About", "Drafter", "Memory", "View"]
+
+METHODS: Mapping[str, type[Drafter]] = MappingProxyType(
+    {"none": Plain, "ngram": NGram, "draft_model": DraftModel}
+)

@@ -1,0 +1,115 @@
+"""What a drafter is: one frozen dataclass, three pure methods."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, Protocol
+
+from jaxtyping import Array, Int, Key
+
+from jspec.cache import CacheLayout, KVCache
+from jspec.models.base import Target
+from jspec.rounds import Evidence, Proposal
+from jspec.sampling import Sampling
+from jspec.tree import pytree
+
+__all__ = ["About", "Drafter", "Memory", "View"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class About:
+    """What a method is, for people and for start-up checks.
+
+    Attributes:
+      paper: where it was published.
+      idea: one sentence.
+      weights: what it must be given; `None`: nothing.
+      passes: model passes that drafting `gamma` tokens takes.
+      topology: what it proposes.
+      q: "certain" drafts have no law; "dense" ones have.
+    """
+
+    paper: str
+    idea: str
+    weights: str | None
+    passes: Literal["none", "one", "gamma"]
+    topology: Literal["none", "chain", "block", "tree"]
+    q: tuple[Literal["certain", "dense"], ...]
+
+
+@pytree
+class Memory:
+    """What a drafter remembers between rounds.
+
+    Attributes:
+      rows: arrays with a leading axis of rows; a round sees those of its rows.
+      pages: arrays with a leading axis of pages, addressed by the rows' page tables,
+        so that a shared prefix is remembered once; a round sees all of them.
+    """
+
+    rows: Any = None
+    pages: Any = None
+
+
+@pytree
+class View:
+    """What a drafter may read and not change.
+
+    Attributes:
+      target: the target's own weights: an embedding or head borrowed from here is
+        the same array, never a copy.
+      cache: the target's committed text, keys and values.
+      sampling: how each row turns logits into a law.
+    """
+
+    target: Any
+    cache: KVCache
+    sampling: Sampling
+
+
+class Drafter(Protocol):
+    """Implemented by frozen dataclasses, so a drafter is a static argument of `jit`.
+
+    Another number of drafted tokens is `dataclasses.replace(drafter, gamma=...)` over
+    the same memory: its shapes must not depend on `gamma`.
+    """
+
+    about: ClassVar[About]
+
+    @property
+    def gamma(self) -> int:
+        """Drafted tokens a round, along the longest path."""
+        ...
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """Residual-stream indices of the target to be handed to `observe`."""
+        ...
+
+    @property
+    def branching(self) -> bool:
+        """Whether a proposal may be more than a chain."""
+        ...
+
+    def check(self, weights: Any, target: Target) -> None:
+        """Raises `ValueError` if these weights cannot draft for this target."""
+        ...
+
+    def init(self, weights: Any, layout: CacheLayout) -> Memory:
+        """Memory of rows that have seen nothing."""
+        ...
+
+    def propose(
+        self,
+        weights: Any,
+        memory: Memory,
+        anchor: Int[Array, " B"],
+        keys: Key[Array, " B"],
+        view: View,
+    ) -> tuple[Proposal, Memory]:
+        """Drafts what may follow the anchor."""
+        ...
+
+    def observe(
+        self, weights: Any, memory: Memory, evidence: Evidence, view: View
+    ) -> Memory:
+        """Takes in what became permanent; `view.cache` already holds it."""
+        ...

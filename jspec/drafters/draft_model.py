@@ -1,0 +1,183 @@
+"""Speculative decoding with a small language model (Leviathan et al. 2023)."""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+
+from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
+from jspec.drafters.base import About, Memory, View
+from jspec.models.base import Target
+from jspec.rounds import DEAD, Evidence, Proposal
+from jspec.sampling import draw, greedy, law
+
+__all__ = ["DraftModel"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DraftModel:
+    """Drafts with a language model of the target's vocabulary, token after token.
+
+    Its memory is its own keys and values, in pages that the target's tables address:
+    a prefix the target has cached is cached here too. Drafting leaves keys of the
+    drafts behind; those of accepted tokens are right (they depend on tokens alone)
+    and the others are overwritten. The last draft is never read by its own model, so
+    the first pass of every round reads two tokens, the one before the anchor again:
+    that is also all that a fully accepted round needs.
+
+    Attributes:
+      draft_sampling: "greedy" drafts the likeliest token, with certainty;
+        "probabilistic" draws from the draft's law, through the row's own temperature
+        and filters, and reports that law.
+    """
+
+    about: ClassVar[About] = About(
+        paper="Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023",
+        idea="a small language model drafts, one pass a token",
+        weights="a language model with the target's tokenizer",
+        passes="gamma",
+        topology="chain",
+        q=("dense", "certain"),
+    )
+    gamma: int = 4
+    draft_sampling: Literal["greedy", "probabilistic"] = "probabilistic"
+    feature_layers: ClassVar[tuple[int, ...]] = ()
+    branching: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuses what it cannot do."""
+        if self.gamma < 0:
+            raise ValueError(f"gamma must be at least 0, not {self.gamma}")
+        if self.draft_sampling not in ("greedy", "probabilistic"):
+            raise ValueError(
+                f"draft_sampling must be 'greedy' or 'probabilistic', not "
+                f"{self.draft_sampling!r}"
+            )
+
+    def check(self, weights: Any, target: Target) -> None:
+        """Refuses a model with other tokens; padding rows of either do not count."""
+        if weights is None:
+            raise ValueError(
+                "method 'draft_model' needs drafter=, a language model that shares "
+                "the target's tokenizer"
+            )
+        ours, theirs = weights.config.tokens, target.config.tokens
+        if ours != theirs:
+            raise ValueError(
+                f"the draft model has {ours} tokens, the target {theirs}: drafting "
+                f"needs one vocabulary"
+            )
+
+    def init(self, weights: Any, layout: CacheLayout) -> Memory:
+        """Empty pages of its own."""
+        config = weights.config
+        return Memory(
+            pages=empty_pages(
+                layout,
+                layers=config.num_layers,
+                key_heads=config.num_key_heads,
+                head_dim=config.head_dim,
+                dtype=weights.dtype,
+            )
+        )
+
+    def propose(
+        self,
+        weights: Any,
+        memory: Memory,
+        anchor: Int[Array, " B"],
+        keys: Key[Array, " B"],
+        view: View,
+    ) -> tuple[Proposal, Memory]:
+        """Drafts `gamma` tokens, one pass each."""
+        length = view.cache.length
+        width = view.target.config.vocab_size
+        batch = anchor.shape[0]
+        if self.gamma == 0:
+            parent = jnp.full((batch, 1), DEAD, jnp.int32)
+            return Proposal(tokens=anchor[:, None], parent=parent), memory
+        before = self._before(view.cache)
+        pair = jnp.stack([before, anchor], axis=1)
+        logits, pages = self._pass(weights, memory.pages, view.cache, pair, length - 1)
+        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
+
+        def choose(logits: Array, step: Array) -> tuple[Array, Array | None]:
+            logits = _fit(logits, width)
+            if self.draft_sampling == "greedy":
+                return greedy(logits), None
+            q = law(logits[:, None], view.sampling)[:, 0]
+            return draw(fold(keys, step), q), q
+
+        first, q_first = choose(logits, jnp.int32(0))
+
+        def visit(carry: tuple[Array, Pages], step: Array):
+            token, pages = carry
+            logits, pages = self._pass(
+                weights, pages, view.cache, token[:, None], length + step
+            )
+            token, q = choose(logits, step)
+            return (token, pages), (token, q)
+
+        steps = jnp.arange(1, self.gamma, dtype=jnp.int32)
+        (_, pages), (tokens, q) = jax.lax.scan(visit, (first, pages), steps)
+        drafted = jnp.concatenate([anchor[None], first[None], tokens]).T
+        nodes = jnp.arange(self.gamma + 1, dtype=jnp.int32) - 1
+        proposal = Proposal(
+            tokens=drafted,
+            parent=jnp.broadcast_to(nodes, (batch, self.gamma + 1)),
+            q=None
+            if q_first is None
+            else jnp.moveaxis(
+                jnp.concatenate([jnp.zeros_like(q_first)[None], q_first[None], q]), 0, 1
+            ),
+        )
+        return proposal, dataclasses.replace(memory, pages=pages)
+
+    def observe(
+        self, weights: Any, memory: Memory, evidence: Evidence, view: View
+    ) -> Memory:
+        """Reads a piece of the prompt; its own drafts it has read already."""
+        if evidence.accepted is not None:
+            return memory
+        _, pages = self._pass(
+            weights,
+            memory.pages,
+            view.cache,
+            evidence.tokens,
+            evidence.start,
+            logits=False,
+        )
+        return dataclasses.replace(memory, pages=pages)
+
+    def _before(self, cache: KVCache) -> Array:
+        size = cache.pages.text.shape[1]
+        slot = jnp.maximum(cache.length - 1, 0)
+        page = jnp.take_along_axis(cache.table, (slot // size)[:, None], axis=1)[:, 0]
+        return cache.pages.text.at[page, slot % size].get(mode="clip")
+
+    def _pass(
+        self,
+        weights: Any,
+        pages: Pages,
+        cache: KVCache,
+        tokens: Array,
+        start: Array,
+        *,
+        logits: bool = True,
+    ) -> tuple[Any, Pages]:
+        parent = jnp.arange(tokens.shape[1], dtype=jnp.int32) - 1
+        own = KVCache(pages=pages, table=cache.table, length=start)
+        seen = weights(
+            tokens, jnp.broadcast_to(parent, tokens.shape), own, logits=logits
+        )
+        return seen.logits[:, -1] if logits else None, seen.cache.pages
+
+
+def _fit(logits: Array, width: int) -> Array:
+    """The draft's logits over the target's rows: padding is cut, or made impossible."""
+    short = width - logits.shape[-1]
+    if short > 0:
+        return jnp.pad(logits, ((0, 0), (0, short)), constant_values=-jnp.inf)
+    return logits[:, :width]
