@@ -1,6 +1,8 @@
 """Makes the environment of a peer engine: `python -m benchmarks.peers.setup NAME`."""
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -198,10 +200,25 @@ def install(name: str, *, again: bool = False) -> Path:
     recipe, folder = RECIPES[name], HOME / name
     if (folder / READY).exists() and not again:
         return interpreter(name)
-    python = find_python(recipe.pythons)
-    print(f"Installing {name} with {python}: about {recipe.minutes} minutes.")
     HOME.mkdir(exist_ok=True)
     (HOME / ".gitignore").write_text("*\n")
+    with _alone(name):
+        if not (folder / READY).exists() or again:
+            _make(name, recipe, folder)
+    return interpreter(name)
+
+
+@contextlib.contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Waits while another process installs the same peer."""
+    with (HOME / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(name: str, recipe: Recipe, folder: Path) -> None:
+    python = find_python(recipe.pythons)
+    print(f"Installing {name} with {python}: about {recipe.minutes} minutes.")
     shutil.rmtree(folder, ignore_errors=True)
     started = time.monotonic()
     try:
@@ -218,7 +235,6 @@ def install(name: str, *, again: bool = False) -> Path:
         json.dumps({"versions": versions, "seconds": round(seconds)}) + "\n"
     )
     print(f"{name} is ready after {seconds:.0f} s: {versions}")
-    return interpreter(name)
 
 
 def _versions(python: Path, packages: tuple[str, ...]) -> dict[str, str]:
