@@ -19,3 +19,22 @@ demo: .venv/demo.stamp
 	@echo "Installing jspec and its test tools into .venv (a few minutes the first time: torch is large)."
 	$(pip) --editable '.[test]'
 	@touch .venv/demo.stamp $@
+
+test: lint
+	$(python) -m pytest
+
+test-slow: .venv/test.stamp
+	$(python) -m pytest -m "slow and not gpu and not peers" || test $$? -eq 5
+
+lint: .venv/test.stamp
+	.venv/bin/ruff check --quiet
+	.venv/bin/ruff format --check --quiet
+	.venv/bin/lint-imports --no-logo
+	.venv/bin/pyrefly check --output-format=min-text
+
+fmt: .venv/test.stamp
+	.venv/bin/ruff check --quiet --fix
+	.venv/bin/ruff format
+
+clean:
+	rm -rf .venv .hypothesis .import_linter_cache .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Mirrors `jspec/`, `converters/` and `benchmarks/`."""

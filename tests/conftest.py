@@ -1,0 +1,49 @@
+"""How every test runs: on the CPU, strictly, with the shapes of jspec's arrays checked."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+# Set in the environment, before jax is imported, so that what a test starts obeys too.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import jaxtyping
+import pytest
+
+import tests.shapes
+
+# Before any test imports jspec: only modules imported later are checked.
+jaxtyping.install_import_hook("jspec", f"{tests.shapes.__name__}.check")
+
+
+@pytest.fixture
+def run_on_devices() -> Callable[[int, str], str]:
+    """Runs Python text where the CPU counts as so many devices; returns what it printed.
+
+    In a process of its own: the number is fixed when jax starts, and more than one
+    slows everything else by some percent.
+    """
+
+    def run(devices: int, script: str) -> str:
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
