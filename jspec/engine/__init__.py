@@ -1,0 +1,1 @@
+"""The shell: queues, pages and the loop that dispatches rounds."""
