@@ -20,9 +20,7 @@ def main(
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
     dtype: Annotated[str, typer.Option(help="float32,bfloat16")] = "float32",
     prompts: Annotated[str, typer.Option(help="NAME:COUNT,…")] = "summaries:4",
-    peers: Annotated[
-        str, typer.Option(help="ENGINE[:METHOD[:K]][@DTYPE],…")
-    ] = "",
+    peers: Annotated[str, typer.Option(help="ENGINE[:METHOD[:K]][@DTYPE],…")] = "",
     max_tokens: Annotated[int, typer.Option(help="Tokens a prompt.")] = 64,
     repeats: Annotated[int, typer.Option(help="Interleaved passes.")] = 3,
     threads: Annotated[int, typer.Option(help="Threads an engine.")] = 2,

@@ -86,7 +86,7 @@ def settle(*, limit: float = 5.0, busy: float = 0.1) -> float | None:
     Engines that have just stopped may still spin for a moment.
     """
     deadline = time.monotonic() + limit
-    while True:
+    while limit:
         load = Load()
         time.sleep(0.2)
         used = load.core_seconds()
@@ -95,6 +95,7 @@ def settle(*, limit: float = 5.0, busy: float = 0.1) -> float | None:
         share = used / 0.2 / (os.cpu_count() or 1)
         if share < busy or time.monotonic() > deadline:
             return share
+    return None
 
 
 def _busy_seconds() -> float | None:
@@ -136,7 +137,6 @@ def _memory_gib() -> float | None:
     except (OSError, ValueError):
         return None
     return round(pages * size / 2**30, 1)
-
 
 
 class Stopwatch:

@@ -186,11 +186,11 @@ def _rate(line: dict[str, Any] | None) -> str:
     if line is None:
         return "–"
     middle, low, high = (line[k] for k in ("tokens_per_second", "lowest", "highest"))
-    return f"{middle:.1f} ({low:.1f}–{high:.1f})"  # noqa: RUF001
+    return f"{middle:.1f} ({low:.1f}–{high:.1f})"
 
 
 def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)  # noqa: RUF001
+    return "–" if value is None else format(value, form)
 
 
 def _undated(path: Path) -> dict[str, None] | None:

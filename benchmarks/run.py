@@ -7,7 +7,7 @@ import itertools
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,10 @@ class Config:
       prompts: `NAME:COUNT,...`; see `benchmarks.data.select`.
       batches: each is a batch of its own, filled by going round the prompts again.
       repeats: passes; each visits every contestant, in turning order.
+      ignore_eos: decodes past the end of the text, so that all do equal work.
+      warmup_tokens: decoded once per contestant and batch, unmeasured.
       settle_seconds: how long to wait, at most, for the last engine to stop spinning.
+      bandwidth_megabytes: read by each measurement of the memory; more than the caches.
     """
 
     contestants: tuple[Contestant, ...]
@@ -82,6 +85,7 @@ class Config:
     ignore_eos: bool = True
     warmup_tokens: int = 8
     settle_seconds: float = 5.0
+    bandwidth_megabytes: int = 512
 
     def __post_init__(self) -> None:
         """Refuses what cannot be run."""
@@ -195,7 +199,9 @@ def bench(
         plan = _Plan(config, ids, workers, result)
         plan.warm_up()
         for number in range(config.repeats):
-            result["bandwidth_gb_s"] += machine.read_bandwidth(threads=config.threads)
+            result["bandwidth_gb_s"] += machine.read_bandwidth(
+                threads=config.threads, megabytes=config.bandwidth_megabytes
+            )
             order = list(workers)
             turn = number % max(1, len(order))
             for contestant in order[turn:] + order[:turn]:
@@ -259,7 +265,7 @@ class _Plan:
                 "batch": batch,
                 "pass": number,
                 **answer,
-                "tokens_per_second": answer["decode_tokens"] / answer["decode_seconds"],
+                "tokens_per_second": _rate(answer),
                 "same_as_first_pass": first or outputs == tokens,
                 "busy_before": before,
                 "cores_used_by_others": None
@@ -278,12 +284,17 @@ def _filled(ids: list[list[int]], batch: int) -> list[list[int]]:
     return list(itertools.islice(itertools.cycle(ids), count))
 
 
+def _rate(answer: dict[str, Any]) -> float:
+    seconds = answer["decode_seconds"]
+    return answer["decode_tokens"] / seconds if seconds else 0.0
+
+
 def _rounded_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
 @contextlib.contextmanager
-def _bar(total: int, *, show: bool) -> Iterator[Callable[[str], None]]:
+def _bar(total: int, *, show: bool) -> Generator[Callable[[str], None]]:
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -378,5 +389,7 @@ def save(result: dict[str, Any], path: Path) -> None:
     text = json.dumps(body, indent=1)[:-2]
     lines = ",\n  ".join(map(json.dumps, runs))
     text += f',\n "runs": [\n  {lines}\n ],\n "outputs": {{\n  '
-    text += ",\n  ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in outputs.items())
+    text += ",\n  ".join(
+        f"{json.dumps(k)}: {json.dumps(v)}" for k, v in outputs.items()
+    )
     path.write_text(text + "\n }\n}\n")

@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import jinja2
@@ -106,7 +107,7 @@ def _write(source: Path, here: Path, home: Path, digest: str) -> Model:
     _write_gguf(reader, here / "float32.gguf", gguf.GGMLQuantizationType.F32)
     _write_gguf(reader, here / "bfloat16.gguf", gguf.GGMLQuantizationType.BF16)
     count = sum(int(np.prod(tensor.shape)) for tensor in reader.tensors)
-    stored = sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    stored = sum(tensor.n_bytes for tensor in reader.tensors)
     return Model(
         sha256=digest,
         gguf={
@@ -118,7 +119,7 @@ def _write(source: Path, here: Path, home: Path, digest: str) -> Model:
     )
 
 
-def _field(reader: gguf.GGUFReader, key: str) -> object:
+def _field(reader: gguf.GGUFReader, key: str) -> Any:
     field = reader.get_field(key)
     if field is None:
         raise ValueError(f"The GGUF file lacks the key {key}.")
@@ -245,9 +246,10 @@ def _write_tokenizer(reader: gguf.GGUFReader, folder: Path) -> None:
     ]
     made.add_special_tokens(control)
     made.save(str(folder / "tokenizer.json"))
-    name: Callable[[str], str] = lambda role: tokens[  # noqa: E731
-        _field(reader, f"tokenizer.ggml.{role}_token_id")
-    ]
+
+    def name(role: str) -> str:
+        return tokens[_field(reader, f"tokenizer.ggml.{role}_token_id")]
+
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": name("bos"),

@@ -1,5 +1,6 @@
 """The runner's end of a worker process."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -83,10 +84,8 @@ class Worker:
         process.wait()
         for pipe in (process.stdin, process.stdout, self._stderr):
             if pipe and not pipe.closed:
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -110,10 +109,10 @@ def start(engine: str, *, threads: int, log: Path) -> Worker:
       ValueError: there is no such engine.
     """
     if engine not in MODULES:
-        raise ValueError(f"There is no engine {engine!r}; there are {', '.join(MODULES)}.")
-    python = (
-        Path(sys.executable) if engine == "jspec" else setup.interpreter(engine)
-    )
+        raise ValueError(
+            f"There is no engine {engine!r}; there are {', '.join(MODULES)}."
+        )
+    python = Path(sys.executable) if engine == "jspec" else setup.interpreter(engine)
     environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     if engine == "vllm":
         environment |= _vllm_environment(python, threads)

@@ -18,7 +18,7 @@ CHUNK = 2048
 
 
 @llama_cpp.llama_log_callback
-def _quiet(level, text, user):  # noqa: ANN001, ANN202
+def _quiet(level, text, user):
     pass
 
 

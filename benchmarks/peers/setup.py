@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
@@ -182,7 +182,7 @@ def find_python(versions: tuple[str, ...]) -> Path:
 
 
 def _candidates(version: str) -> Iterator[Path]:
-    if "%d.%d" % sys.version_info[:2] == version:
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
         yield Path(sys.executable)
     for folder in os.get_exec_path():
         path = Path(folder) / f"python{version}"
@@ -209,7 +209,7 @@ def install(name: str, *, again: bool = False) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(name: str) -> Iterator[None]:
+def _alone(name: str) -> Generator[None]:
     """Waits while another process installs the same peer."""
     with (HOME / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

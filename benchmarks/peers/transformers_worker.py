@@ -12,7 +12,7 @@ class Watch(transformers.StoppingCriteria):
     def __init__(self, clock: protocol.Clock, width: int) -> None:
         self.clock, self.width = clock, width
 
-    def __call__(self, input_ids, scores, **kwargs):  # noqa: ANN001, ANN003, D102
+    def __call__(self, input_ids, scores, **kwargs):  # noqa: D102
         rows, length = input_ids.shape
         self.clock.saw([length - self.width] * rows)
         return torch.zeros(rows, dtype=torch.bool)
