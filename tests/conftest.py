@@ -1,4 +1,4 @@
-"""How every test runs: on the CPU, strictly, with the shapes of jspec's arrays checked."""
+"""How every test runs: on the CPU, strictly, the shapes of arrays checked."""
 
 import os
 import subprocess
@@ -6,8 +6,6 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 # Set in the environment, before jax is imported, so that what a test starts obeys too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -26,7 +24,7 @@ jaxtyping.install_import_hook("jspec", f"{tests.shapes.__name__}.check")
 
 @pytest.fixture
 def run_on_devices() -> Callable[[int, str], str]:
-    """Runs Python text where the CPU counts as so many devices; returns what it printed.
+    """Runs Python text where the CPU is so many devices; returns what it printed.
 
     In a process of its own: the number is fixed when jax starts, and more than one
     slows everything else by some percent.
