@@ -1,0 +1,39 @@
+"""Qwen 2 and 2.5: biases on queries, keys and values."""
+
+from converters.tables import Table, same, transpose
+
+HUGGING_FACE: Table = {
+    "model.embed_tokens.weight": ("embed", same),
+    "model.norm.weight": ("norm", same),
+    "lm_head.weight": ("head", transpose),
+    "model.layers.{l}.input_layernorm.weight": ("layers.{l}.attention_norm", same),
+    "model.layers.{l}.post_attention_layernorm.weight": ("layers.{l}.mlp_norm", same),
+    "model.layers.{l}.self_attn.q_proj.weight": ("layers.{l}.q", transpose),
+    "model.layers.{l}.self_attn.k_proj.weight": ("layers.{l}.k", transpose),
+    "model.layers.{l}.self_attn.v_proj.weight": ("layers.{l}.v", transpose),
+    "model.layers.{l}.self_attn.o_proj.weight": ("layers.{l}.o", transpose),
+    "model.layers.{l}.self_attn.q_proj.bias": ("layers.{l}.q_bias", same),
+    "model.layers.{l}.self_attn.k_proj.bias": ("layers.{l}.k_bias", same),
+    "model.layers.{l}.self_attn.v_proj.bias": ("layers.{l}.v_bias", same),
+    "model.layers.{l}.mlp.gate_proj.weight": ("layers.{l}.gate", transpose),
+    "model.layers.{l}.mlp.up_proj.weight": ("layers.{l}.up", transpose),
+    "model.layers.{l}.mlp.down_proj.weight": ("layers.{l}.down", transpose),
+}
+
+GGUF: Table = {
+    "token_embd.weight": ("embed", same),
+    "output_norm.weight": ("norm", same),
+    "output.weight": ("head", transpose),
+    "blk.{l}.attn_norm.weight": ("layers.{l}.attention_norm", same),
+    "blk.{l}.ffn_norm.weight": ("layers.{l}.mlp_norm", same),
+    "blk.{l}.attn_q.weight": ("layers.{l}.q", transpose),
+    "blk.{l}.attn_k.weight": ("layers.{l}.k", transpose),
+    "blk.{l}.attn_v.weight": ("layers.{l}.v", transpose),
+    "blk.{l}.attn_output.weight": ("layers.{l}.o", transpose),
+    "blk.{l}.attn_q.bias": ("layers.{l}.q_bias", same),
+    "blk.{l}.attn_k.bias": ("layers.{l}.k_bias", same),
+    "blk.{l}.attn_v.bias": ("layers.{l}.v_bias", same),
+    "blk.{l}.ffn_gate.weight": ("layers.{l}.gate", transpose),
+    "blk.{l}.ffn_up.weight": ("layers.{l}.up", transpose),
+    "blk.{l}.ffn_down.weight": ("layers.{l}.down", transpose),
+}
