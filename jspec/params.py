@@ -44,9 +44,10 @@ def _integer(low: int, high: float = math.inf) -> Callable[[Any], int]:
     def normal(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise ValueError
+        value = int(value)
         if not low <= value <= high:
             raise ValueError
-        return int(value)
+        return value
 
     return normal
 
