@@ -50,7 +50,9 @@ def main(
             threads=threads,
             seed=seed,
         )
-        model = weights.prepare(gguf or weights.embedded(), HOME / "models")
+        model = weights.prepare(
+            gguf or weights.embedded(HOME / "models"), HOME / "models"
+        )
     except ValueError as error:
         print(error, file=sys.stderr)
         raise typer.Exit(2) from None

