@@ -11,7 +11,10 @@ from rich.markdown import Markdown
 from benchmarks import report, run, weights
 from benchmarks.peers.setup import HOME
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+
+@app.command()
 def main(
     methods: Annotated[
         str, typer.Option(help="jspec's: none,ngram; empty for peers alone.")
@@ -83,4 +86,4 @@ def _numbers(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

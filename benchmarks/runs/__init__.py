@@ -1,0 +1,1 @@
+"""Research runs: one claim a file, each with its command and its expected number."""
