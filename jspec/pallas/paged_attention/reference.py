@@ -34,7 +34,8 @@ def paged_attention(
       q: queries, rotated.
       k_pages: keys, rotated.
       v_pages: values.
-      table: pages of each row.
+      table: pages of each row; an entry `P` is no page, and what it would hold is
+        never seen by a node whose own slots have pages.
       length: committed tokens of each row.
       ancestors: `None`: a chain, where node `n` descends from all nodes before it.
       window: how many positions back a node sees, itself included; `None`: all.
@@ -93,6 +94,7 @@ def paged_attention(
 
         k, v = rows(k_pages), rows(v_pages)
         written = step * block + jnp.arange(block)[None] < length[:, None] + n
+        written &= jnp.repeat(pages < k_pages.shape[0], size, axis=1)
         v = jnp.where(written[:, None, :, None], v, 0)
         scores = jnp.einsum(
             "bhqd,bhtd->bhqt", queries, k, preferred_element_type=jnp.float32
