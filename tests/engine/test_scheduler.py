@@ -308,6 +308,20 @@ def test_a_second_turn_finds_the_first_ones_text():
     assert plan.prefill is not None and plan.prefill.start == 12
 
 
+def test_the_newest_token_is_not_in_the_cache():
+    plans = scheduler(page_size=4)
+    submit(plans, request(1, prompt=(50,)))
+    plan = plans.plan()
+    plans.commit(plan, gives(plan, 51, 52, 53))
+    (two,) = submit(plans, request(2, prompt=(50, 51, 52, 53, 54)))
+    plan = plans.plan()
+    assert two.cached_tokens == 0
+    plans.commit(plan, gives(plan, 54))
+    (three,) = submit(plans, request(3, prompt=(50, 51, 52, 53, 54)))
+    plans.plan()
+    assert three.cached_tokens == 4
+
+
 def test_other_adapters_share_nothing():
     plans = scheduler(chunk=64)
     prompt = tuple(range(20))
