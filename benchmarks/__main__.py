@@ -27,6 +27,12 @@ def main(
     max_tokens: Annotated[int, typer.Option(help="Tokens a prompt.")] = 64,
     repeats: Annotated[int, typer.Option(help="Interleaved passes.")] = 3,
     threads: Annotated[int, typer.Option(help="Threads an engine.")] = 2,
+    attempts: Annotated[
+        int, typer.Option(help="Tries at a measurement that others disturb.")
+    ] = 1,
+    settle: Annotated[
+        float, typer.Option(help="Most seconds to wait for idle cores.")
+    ] = 5.0,
     seed: Annotated[int, typer.Option(help="Of the choice of prompts.")] = 0,
     gguf: Annotated[
         Path | None, typer.Option(help="Weights; the embedded model's when missing.")
@@ -51,6 +57,8 @@ def main(
             max_tokens=max_tokens,
             repeats=repeats,
             threads=threads,
+            attempts=attempts,
+            settle_seconds=settle,
             seed=seed,
         )
         model = weights.prepare(

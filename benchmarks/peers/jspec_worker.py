@@ -19,10 +19,10 @@ class Jspec:
 
     def load(self, load: protocol.Load) -> dict[str, str]:
         """Serves the target; blocks until everything is compiled."""
-        options = dict(load.options)
-        target = Path(options.pop("target", load.model["huggingface"]))
+        settings: dict[str, Any] = {"prefix_cache": False} | load.options
+        target = Path(settings.pop("target", load.model["huggingface"]))
         if load.method == "draft_model":
-            options.setdefault("drafter", target)
+            settings.setdefault("drafter", target)
         self.server = jspec.serve(
             target,
             method=load.method,
@@ -30,7 +30,7 @@ class Jspec:
             dtype=load.dtype,
             max_batch=load.max_batch,
             max_model_len=load.max_model_len,
-            **{"prefix_cache": False} | options,
+            **settings,
         )
         return {
             name: importlib.metadata.version(name) for name in ("jspec", "jax", "flax")
