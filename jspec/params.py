@@ -27,7 +27,6 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
         "json_schema": "structured output",
         "regex": "structured output",
         "grammar": "structured output",
-        "n": "several answers to one prompt",
         "lora": "adapters",
     }
 )
@@ -331,6 +330,7 @@ class Completion:
       logprobs: one entry per token, where they were asked for.
       usage: tokens read and delivered.
       speculation: what drafting brought.
+      error: what went wrong, if `finish_reason` is "error".
     """
 
     text: str
@@ -339,3 +339,4 @@ class Completion:
     logprobs: list[Any] | None = None
     usage: Usage
     speculation: Speculation
+    error: str | None = None

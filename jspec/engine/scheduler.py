@@ -166,6 +166,12 @@ class Scheduler:
         return len(self._seats)
 
     @property
+    def requests(self) -> tuple[Request, ...]:
+        """Everyone who waits or has a row."""
+        seated = (seat.request for seat in self._seats.values())
+        return (*self._waiting.values(), *seated)
+
+    @property
     def free_rows(self) -> int:
         """Rows that nobody holds and no plan in flight names."""
         return len(self._rows)

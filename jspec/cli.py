@@ -1,0 +1,259 @@
+"""The command `jspec`: generate, demo, methods, bench."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Exact speculative decoding of language models in JAX.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+TARGET = "smollm2-135m"
+
+DEMO = (
+    "Explain in three sentences why the sky is blue.",
+    "Write a Python function that returns the n-th Fibonacci number, then explain it "
+    "line by line, quoting each line before you explain it.",
+    "Repeat this sentence three times, word for word: The quick brown fox jumps over "
+    "the lazy dog near the river bank while the old farmer watches from his porch.",
+    "List the planets of the solar system with one fact each, then list them again in "
+    "reverse order with the same facts.",
+)
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Wrong input: one line on stderr, exit status 2."""
+    try:
+        yield
+    except ValueError as error:
+        typer.echo(f"jspec: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="Texts to answer or go on.")],
+    target: Annotated[str, typer.Option(help="Model directory, file or name.")] = TARGET,
+    method: Annotated[str, typer.Option(help="See `jspec methods`.")] = "auto",
+    drafter: Annotated[str | None, typer.Option(help="The drafter's weights.")] = None,
+    k: Annotated[
+        int | None, typer.Option("-k", help="Drafted tokens a round.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 or bfloat16; the checkpoint's if unset.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Go on from the text; no chat template.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a prompt, nothing else.")
+    ] = False,
+) -> None:
+    """Streams the model's answer to each prompt."""
+    with _errors():
+        import jspec
+
+        params = jspec.SamplingParams(
+            temperature=temperature, seed=seed, max_tokens=max_tokens
+        )
+        with jspec.serve(
+            target,
+            method=method,
+            drafter=drafter,
+            num_speculative_tokens=k,
+            dtype=dtype,
+            max_batch=1,
+        ) as server:
+            for prompt in prompts:
+                asked: Any = prompt
+                if not raw and server.tokenizer.has_chat_template:
+                    asked = [{"role": "user", "content": prompt}]
+                _answer(server, prompt, asked, params, as_json=as_json)
+
+
+def _answer(server: Any, prompt: str, asked: Any, params: Any, *, as_json: bool) -> None:
+    started = time.perf_counter()
+    handle = server.submit(asked, params)
+    first = None
+    for chunk in handle:
+        first = first or time.perf_counter()
+        if not as_json:
+            typer.echo(chunk.text, nl=False)
+    ended = time.perf_counter()
+    completion = handle.result()
+    numbers = completion.speculation
+    rate = _rate(completion, first or started, ended)
+    share = numbers.accepted / numbers.drafted if numbers.drafted else None
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "prompt": prompt,
+                    "text": completion.text,
+                    "token_ids": completion.token_ids,
+                    "finish_reason": completion.finish_reason,
+                    "method": server.method,
+                    "num_speculative_tokens": server.num_speculative_tokens,
+                    "tokens_per_second": round(rate, 2),
+                    "tau": round(numbers.tau, 4),
+                    "rounds": numbers.rounds,
+                    "drafted": numbers.drafted,
+                    "accepted": numbers.accepted,
+                    "accepted_share": share,
+                    "usage": {
+                        "prompt_tokens": completion.usage.prompt_tokens,
+                        "completion_tokens": completion.usage.completion_tokens,
+                        "cached_tokens": completion.usage.cached_tokens,
+                    },
+                }
+            )
+        )
+        return
+    accepted = "nothing drafted" if share is None else f"{share:.0%} of drafts accepted"
+    typer.echo(f"\n[{rate:.1f} tokens/s, tau {numbers.tau:.2f}, {accepted}]")
+
+
+def _rate(completion: Any, first: float, ended: float) -> float:
+    """Tokens a second after those that came first."""
+    tokens = len(completion.token_ids)
+    return (tokens - 1) / (ended - first) if tokens > 1 and ended > first else 0.0
+
+
+@app.command()
+def demo(
+    max_tokens: Annotated[int, typer.Option(help="Most tokens an answer.")] = 96,
+    k: Annotated[int, typer.Option("-k", help="Drafted tokens a round.")] = 5,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
+) -> None:
+    """Answers a few prompts with the embedded model, plain and speculatively."""
+    with _errors():
+        from rich.console import Console
+        from rich.table import Table
+
+        import jspec
+
+        started = time.perf_counter()
+        console = Console()
+        table = Table(title=f"{TARGET}: plain and n-gram drafting (K = {k}), greedy")
+        for column in ("prompt", "tokens", "plain", "n-gram", "speed-up"):
+            table.add_column(column, justify="left" if column == "prompt" else "right")
+        for column in ("tau", "accepted", "identical"):
+            table.add_column(column, justify="right")
+        with jspec.serve(
+            TARGET,
+            method="ngram",
+            num_speculative_tokens=k,
+            max_batch=1,
+            max_model_len=1024,
+            dtype=dtype,
+            prefix_cache=False,
+        ) as server:
+            console.print(f"[dim]ready after {time.perf_counter() - started:.1f} s[/]\n")
+            for prompt in DEMO:
+                console.print(f"[bold]{prompt}[/]")
+                runs = {}
+                for name, own in (("plain", 0), ("n-gram", k)):
+                    params = jspec.SamplingParams(
+                        temperature=0.0, max_tokens=max_tokens, num_speculative_tokens=own
+                    )
+                    handle = server.submit(
+                        [{"role": "user", "content": prompt}], params
+                    )
+                    first = None
+                    console.print(f"[dim]{name}:[/] ", end="")
+                    for chunk in handle:
+                        first = first or time.perf_counter()
+                        console.out(chunk.text, end="", highlight=False)
+                    ended = time.perf_counter()
+                    done = handle.result()
+                    rate = _rate(done, first or started, ended)
+                    console.print(f"  [dim]({rate:.1f} tokens/s)[/]")
+                    runs[name] = done, rate
+                console.print()
+                (plain, slow), (drafted, fast) = runs["plain"], runs["n-gram"]
+                numbers = drafted.speculation
+                share = numbers.accepted / numbers.drafted if numbers.drafted else 0
+                table.add_row(
+                    prompt if len(prompt) < 40 else prompt[:37] + "...",
+                    str(len(drafted.token_ids)),
+                    f"{slow:.1f} tokens/s",
+                    f"{fast:.1f} tokens/s",
+                    f"{fast / slow:.2f}x" if slow else "-",
+                    f"{numbers.tau:.2f}",
+                    f"{share:.0%}",
+                    "yes" if plain.token_ids == drafted.token_ids else "NO",
+                )
+        console.print(table)
+
+
+@app.command()
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Lists every drafting method, what it needs, and what is refused."""
+    import dataclasses
+
+    import jspec
+
+    listed = jspec.methods()
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(method) for method in listed]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for column in ("method", "drafts", "weights", "passes", "shape", "q", "default K"):
+        table.add_column(column)
+    for method in listed:
+        table.add_row(
+            method.name,
+            method.idea,
+            method.weights or "none",
+            method.passes,
+            method.topology,
+            ", ".join(method.q),
+            str(method.num_speculative_tokens),
+        )
+    console = Console()
+    console.print(table)
+    for method in listed:
+        for refusal in method.refused:
+            console.print(f"{method.name}: {refusal}")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> None:
+    """Measures prompts x methods x K x batch side by side (`jspec bench --help`)."""
+    if not Path(__file__).parents[1].joinpath("benchmarks", "__main__.py").is_file():
+        typer.echo("jspec: this installation has no benchmarks", err=True)
+        raise typer.Exit(2)
+    from benchmarks.__main__ import app as benchmarks
+
+    benchmarks(args=context.args, prog_name="jspec bench")
+
+
+def main() -> None:
+    """Runs the command; what the user got wrong is told in one line."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,204 @@
+"""The closed set of shapes, and the executables compiled for them ahead of time."""
+
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from jspec import decode
+from jspec.decode import DecodeState
+from jspec.drafters.base import Drafter
+from jspec.models.base import Target
+
+__all__ = ["Buckets", "Executables", "powers"]
+
+
+def powers(largest: int, smallest: int = 1) -> tuple[int, ...]:
+    """Powers of two from `smallest` below `largest`, then `largest` itself."""
+    sizes = []
+    size = smallest
+    while size < largest:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, largest)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """Every shape that a step may have.
+
+    Attributes:
+      batch: rows of a round.
+      prompt: tokens of a piece of a prompt.
+      gammas: drafted tokens of a round (the palette).
+    """
+
+    batch: tuple[int, ...]
+    prompt: tuple[int, ...]
+    gammas: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuses what is not a rising list."""
+        for field in dataclasses.fields(self):
+            sizes = getattr(self, field.name)
+            if not sizes or list(sizes) != sorted(set(sizes)):
+                raise ValueError(f"{field.name} buckets must rise, not {sizes}")
+
+    @staticmethod
+    def fit(size: int, sizes: Sequence[int], what: str) -> int:
+        """The smallest bucket that holds `size`."""
+        for bucket in sizes:
+            if size <= bucket:
+                return bucket
+        raise ValueError(f"{what} {size} exceeds the largest bucket, {sizes[-1]}")
+
+    @property
+    def count(self) -> int:
+        """How many executables these shapes need."""
+        return len(self.batch) * len(self.gammas) + len(self.prompt) + 2
+
+
+class Executables:
+    """One compiled program per shape; nothing is traced after they are made.
+
+    Weights are flattened once: a module of some hundred arrays costs milliseconds to
+    flatten at every call, a tuple of them a tenth of that.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        weights: Any,
+        state: DecodeState,
+        buckets: Buckets,
+        *,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self.buckets = buckets
+        self.seconds: dict[str, float] = {}
+        self._leaves, treedef = jax.tree.flatten((target, weights))
+        self._leaves = tuple(self._leaves)
+        self._progress = progress
+        one = np.zeros(1, np.int32)
+        vocab = state.rules.seen.shape[1]
+        entry = jax.tree.map(lambda a: np.zeros((1, *a.shape[1:]), a.dtype), state.rows)
+        shardings = jax.tree.map(lambda a: a.sharding, state)
+
+        def with_weights(step: Callable[..., Any]) -> Callable[..., Any]:
+            def run(leaves: tuple[Any, ...], state: DecodeState, *args: Any) -> Any:
+                target, weights = jax.tree.unflatten(treedef, leaves)
+                return step(target, weights, state, *args)
+
+            return run
+
+        self._shapes = jax.tree.map(_shape, state)
+        self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
+        self._admit = self._compile(
+            "admit", decode.admit, shardings, np.int32(0), entry
+        )
+        self._bind = self._compile(
+            "bind_rules",
+            decode.bind_rules,
+            shardings,
+            np.int32(0),
+            np.zeros(3, np.float32),
+            np.zeros(vocab, bool),
+            np.zeros(vocab, np.float32),
+        )
+        self._prefill = {
+            size: self._compile(
+                f"prefill {size}",
+                with_weights(functools.partial(decode.prefill, drafter=drafter)),
+                shardings,
+                one,
+                np.zeros((1, size), np.int32),
+                one,
+                one,
+                weights=True,
+            )
+            for size in buckets.prompt
+        }
+        self._round = {}
+        for gamma in buckets.gammas:
+            drafting = dataclasses.replace(drafter, gamma=gamma)  # type: ignore[type-var]
+            step = with_weights(functools.partial(decode.decode_round, drafter=drafting))
+            for batch in buckets.batch:
+                self._round[gamma, batch] = self._compile(
+                    f"round K={gamma} batch={batch}",
+                    step,
+                    (shardings, None),
+                    np.zeros(batch, np.int32),
+                    weights=True,
+                )
+
+        with self._pool:
+            self._admit, self._bind = self._admit.result(), self._bind.result()
+            self._prefill = {size: f.result() for size, f in self._prefill.items()}
+            self._round = {shape: f.result() for shape, f in self._round.items()}
+
+    def _compile(
+        self,
+        name: str,
+        step: Callable[..., Any],
+        out: Any,
+        *args: Any,
+        weights: bool = False,
+    ) -> Future[Any]:
+        """Traces now, compiles beside the next trace."""
+        started = time.perf_counter()
+        jitted = jax.jit(step, donate_argnums=int(weights), out_shardings=out)
+        leading = (jax.tree.map(_shape, self._leaves),) if weights else ()
+        lowered = jitted.lower(*leading, self._shapes, *args)
+        traced = time.perf_counter() - started
+
+        def compile() -> Any:
+            started = time.perf_counter()
+            compiled = lowered.compile()
+            self.seconds[name] = traced + time.perf_counter() - started
+            if self._progress is not None:
+                self._progress(name, len(self.seconds), self.buckets.count)
+            return compiled
+
+        return self._pool.submit(compile)
+
+    def admit(self, state: DecodeState, row: int, entry: decode.Rows) -> DecodeState:
+        """Gives a row to a request."""
+        return self._admit(state, np.int32(row), entry)
+
+    def bind_rules(
+        self, state: DecodeState, row: int, penalties: Any, seen: Any, bias: Any
+    ) -> DecodeState:
+        """Gives a row its penalties and biases."""
+        return self._bind(state, np.int32(row), penalties, seen, bias)
+
+    def prefill(
+        self, state: DecodeState, row: int, tokens: Sequence[int], following: int
+    ) -> DecodeState:
+        """Reads a piece of a prompt."""
+        size = Buckets.fit(len(tokens), self.buckets.prompt, "a piece of a prompt of")
+        padded = np.zeros((1, size), np.int32)
+        padded[0, : len(tokens)] = tokens
+        one = lambda value: np.array([value], np.int32)
+        return self._prefill[size](
+            self._leaves, state, one(row), padded, one(len(tokens)), one(following)
+        )
+
+    def round(
+        self, state: DecodeState, rows: Sequence[int], gamma: int
+    ) -> tuple[DecodeState, decode.Emission]:
+        """Decodes one round of the rows named."""
+        size = Buckets.fit(len(rows), self.buckets.batch, "a batch of")
+        padded = np.full(size, state.rows.anchor.shape[0], np.int32)
+        padded[: len(rows)] = rows
+        return self._round[gamma, size](self._leaves, state, padded)
+
+
+def _shape(a: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)

@@ -1,0 +1,352 @@
+"""The shell: takes requests, dispatches rounds, reads what they emitted one round late."""
+
+import collections
+import dataclasses
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jspec.cache import CacheLayout
+from jspec.decode import STOPS, DecodeState, Emission, Finish, Rows
+from jspec.drafters.base import Drafter
+from jspec.engine.buckets import Buckets, Executables
+from jspec.engine.pages import PagePool
+from jspec.engine.request import Emitted, Request
+from jspec.engine.scheduler import Admission, Plan, Scheduler
+from jspec.models.base import Target
+from jspec.params import SamplingParams
+from jspec.sampling import Sampling
+
+__all__ = ["Counters", "Engine"]
+
+REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error"}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Counters:
+    """What the engine did since it was made; times in seconds.
+
+    Attributes:
+      requests: that ended, by finish reason.
+      rounds: target passes that decoded at least one row.
+      row_rounds: the rows of those passes that delivered something.
+      emitted: tokens delivered.
+      drafted: tokens offered to the target, of rows that delivered something.
+      accepted: drafted tokens delivered.
+      prompt_tokens: prompt tokens read.
+      cached_tokens: prompt tokens found in the cache.
+      dispatch_seconds: spent handing work to the device.
+      wait_seconds: spent waiting for the device.
+      host_seconds: spent on everything else while there was work.
+      gammas: rounds by drafted tokens.
+    """
+
+    requests: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    rounds: int = 0
+    row_rounds: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    dispatch_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    host_seconds: float = 0.0
+    gammas: collections.Counter[int] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+
+
+class Engine:
+    """Continuous batching over one device state. One thread calls `step`.
+
+    `submit` and `abort` may be called from any thread; they take effect at the next
+    step.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        weights: Any,
+        state: DecodeState,
+        *,
+        layout: CacheLayout,
+        buckets: Buckets,
+        max_model_len: int,
+        prefix_cache: bool = True,
+        seed: int = 0,
+        choose: Callable[[int, int], int] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        """Compiles every shape.
+
+        Args:
+          target: the model.
+          drafter: the method; its `gamma` is what a round drafts at most.
+          weights: the drafter's.
+          state: rows that hold nothing.
+          layout: of `state`.
+          buckets: every shape a step may have.
+          max_model_len: most tokens of a prompt and its continuation.
+          prefix_cache: whether prompts that begin alike share pages.
+          seed: of requests that have none.
+          choose: drafted tokens of the next round, from (batch, median context);
+            `None`: always the drafter's `gamma`.
+          progress: told of every executable: its name, how many are done, of how many.
+        """
+        self.config = target.config
+        self.gamma = drafter.gamma
+        self.layout = layout
+        self.buckets = buckets
+        self.counters = Counters()
+        self._choose = choose or (lambda batch, context: self.gamma)
+        self._seed = seed
+        self._unseeded = 0
+        self._vocab = target.config.vocab_size
+        self._tokens = target.config.tokens
+        self.executables = Executables(
+            target, drafter, weights, state, buckets, progress=progress
+        )
+        self._state: DecodeState | None = state
+        self._pool = PagePool(layout.pages, layout.page_size, prefix_cache)
+        self.scheduler = Scheduler(
+            max_batch=layout.rows,
+            pool=self._pool,
+            prefill_chunk=buckets.prompt[-1],
+            max_model_len=max_model_len,
+        )
+        self._inbox: collections.deque[Callable[[], None]] = collections.deque()
+        self._arrived = threading.Event()
+        self._stops: dict[int, tuple[int, ...]] = {}
+        self._pending: tuple[Plan, Emission | None] | None = None
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no request holds."""
+        return self._pool.available
+
+    def check(self, request: Request, stops: Sequence[int]) -> None:
+        """Refuses a request that could never be served; callable from any thread.
+
+        Raises:
+          ValueError: the sentence says what is wrong.
+        """
+        self.scheduler.check(request)
+        bad = [i for i in request.prompt_ids if not 0 <= i < self._tokens]
+        if bad:
+            raise ValueError(
+                f"prompt id {bad[0]} is not a token; ids run from 0 to "
+                f"{self._tokens - 1}"
+            )
+        bad = [i for i in (request.params.logit_bias or {}) if i >= self._tokens]
+        bad += [i for i in request.params.stop_token_ids if i >= self._tokens]
+        if bad:
+            raise ValueError(
+                f"id {bad[0]} in logit_bias or stop_token_ids is not a token; ids run "
+                f"from 0 to {self._tokens - 1}"
+            )
+        if len(stops) > STOPS:
+            raise ValueError(
+                f"a request can have {STOPS} stop tokens, the model's own included, "
+                f"not {len(stops)}"
+            )
+        drafted = request.params.num_speculative_tokens
+        if drafted is not None and drafted > self.gamma:
+            raise ValueError(
+                f"num_speculative_tokens {drafted} exceeds the server's {self.gamma}"
+            )
+
+    def submit(self, request: Request, stops: Sequence[int]) -> None:
+        """Queues a request that `check` let pass.
+
+        Args:
+          request: with its reader.
+          stops: tokens that end it.
+        """
+        ids = tuple(stops)
+
+        def arrive() -> None:
+            self._stops[request.id] = ids
+            self.scheduler.submit(request)
+
+        self._inbox.append(arrive)
+        self._arrived.set()
+
+    def abort(self, request: Request) -> None:
+        """Ends a request at its caller's wish; one that has ended is left alone."""
+
+        def leave() -> None:
+            if not request.finished:
+                self.scheduler.abort(request.id)
+                self._stops.pop(request.id, None)
+                self.counters.requests["abort"] += 1
+
+        self._inbox.append(leave)
+        self._arrived.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether `step` would find nothing to do."""
+        return not self._inbox and self._pending is None and self.scheduler.idle
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Sleeps until something arrives."""
+        self._arrived.wait(seconds)
+
+    def wake(self) -> None:
+        """Ends a `wait`."""
+        self._arrived.set()
+
+    def step(self) -> None:
+        """Dispatches the next round, then reads the previous one."""
+        started = time.perf_counter()
+        self._arrived.clear()
+        while self._inbox:
+            self._inbox.popleft()()
+        plan = self.scheduler.plan()
+        planned = time.perf_counter()
+        running = None if plan.empty else (plan, self._dispatch(plan))
+        dispatched = time.perf_counter()
+        waited = 0.0
+        if self._pending is not None:
+            plan, emission = self._pending
+            emitted = [] if emission is None else self._read(plan, emission)
+            waited = time.perf_counter() - dispatched
+            self._settle(plan, emitted)
+        self._pending = running
+        counters = self.counters
+        counters.dispatch_seconds += dispatched - planned
+        counters.wait_seconds += waited
+        counters.host_seconds += (
+            time.perf_counter() - dispatched - waited + planned - started
+        )
+
+    def fail(self, error: str) -> None:
+        """Ends every request after a fault of ours."""
+        while self._inbox:
+            self._inbox.popleft()()
+        for request in self.scheduler.requests:
+            self.scheduler.fail(request.id, error)
+            self.counters.requests["error"] += 1
+
+    def _dispatch(self, plan: Plan) -> Emission | None:
+        state = self._state
+        assert state is not None, "the state was lost in a step that failed"
+        self._state = None
+        for admission in plan.admit:
+            state = self._admit(state, admission)
+        if plan.prefill is not None:
+            piece = plan.prefill
+            self.counters.prompt_tokens += len(piece.tokens)
+            state = self.executables.prefill(
+                state, piece.row, piece.tokens, piece.following
+            )
+        emission = None
+        if plan.rows:
+            gamma = self._round_gamma(plan)
+            self.counters.rounds += 1
+            self.counters.gammas[gamma] += 1
+            state, emission = self.executables.round(state, plan.rows, gamma)
+        self._state = state
+        return emission
+
+    def _round_gamma(self, plan: Plan) -> int:
+        """The controller's choice, but no more than any row of the round may use."""
+        asked = [request.params.num_speculative_tokens for request in plan.requests]
+        most = max(self.gamma if own is None else own for own in asked)
+        chosen = min(self._choose(plan.batch, plan.context), most)
+        return Buckets.fit(chosen, self.buckets.gammas, "num_speculative_tokens")
+
+    def _admit(self, state: DecodeState, admission: Admission) -> DecodeState:
+        request, grant = admission.request, admission.grant
+        params = request.params
+        self.counters.cached_tokens += grant.cached_tokens
+        one = lambda value, dtype=np.int32: np.array([value], dtype)
+        table = np.full((1, self.layout.row_pages), self.layout.pages, np.int32)
+        table[0, : len(grant.pages)] = grant.pages
+        stops = np.full((1, STOPS), -1, np.int32)
+        own = self._stops.pop(request.id)
+        stops[0, : len(own)] = own
+        drafted = params.num_speculative_tokens
+        entry = Rows(
+            anchor=one(request.prompt_ids[-1]),
+            length=one(grant.cached_tokens),
+            table=table,
+            live=one(True, bool),
+            emitted=one(0),
+            budget=one(request.limit),
+            earliest=one(params.min_tokens),
+            stops=stops,
+            gamma=one(self.gamma if drafted is None else drafted),
+            sampling=Sampling(
+                temperature=one(params.temperature, np.float32),
+                top_k=one(params.top_k),
+                top_p=one(params.top_p, np.float32),
+                min_p=one(params.min_p, np.float32),
+                seed=self._key(params)[None],
+            ),
+        )
+        state = self.executables.admit(state, admission.row, entry)
+        penalties = (
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
+        if penalties != (1.0, 0.0, 0.0) or params.logit_bias:
+            seen = np.zeros(self._vocab, bool)
+            seen[list(request.prompt_ids)] = True
+            bias = np.zeros(self._vocab, np.float32)
+            for token, value in (params.logit_bias or {}).items():
+                bias[token] = value
+            state = self.executables.bind_rules(
+                state, admission.row, np.array(penalties, np.float32), seen, bias
+            )
+        return state
+
+    def _key(self, params: SamplingParams) -> np.ndarray:
+        """A request's seed as key words; without one, the server's next."""
+        if params.seed is not None:
+            words = params.seed.to_bytes(8, "big")
+        else:
+            self._unseeded += 1
+            text = f"{self._seed} {self._unseeded}".encode()
+            words = hashlib.blake2b(text, digest_size=8).digest()
+        return np.frombuffer(words, ">u4").astype(np.uint32)
+
+    def _read(self, plan: Plan, emission: Emission) -> list[Emitted]:
+        """The one place that waits for the device."""
+        seen = jax.device_get(emission)
+        return [
+            Emitted(
+                tokens=seen.tokens[i, : seen.count[i]].tolist(),
+                drafted=int(seen.drafted[i]),
+                accepted=int(seen.accepted[i]),
+                finish_reason=REASONS.get(Finish(seen.finish[i])),  # type: ignore[arg-type]
+            )
+            for i in range(plan.batch)
+        ]
+
+    def _settle(self, plan: Plan, emitted: list[Emitted]) -> None:
+        before = [request.delivered for request in plan.requests]
+        counted = [request.speculation for request in plan.requests]
+        for request, one in zip(plan.requests, emitted, strict=True):
+            if one.finish_reason == "error" and request.error is None:
+                request.error = "the model's law is not finite at the next token"
+        ended = self.scheduler.commit(plan, emitted)
+        counters = self.counters
+        for request, tokens, was in zip(plan.requests, before, counted, strict=True):
+            now = request.speculation
+            counters.emitted += request.delivered - tokens
+            counters.row_rounds += now.rounds - was.rounds
+            counters.drafted += now.drafted - was.drafted
+            counters.accepted += now.accepted - was.accepted
+        for request in ended:
+            counters.requests[str(request.finish_reason)] += 1

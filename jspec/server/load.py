@@ -1,0 +1,92 @@
+"""From a checkpoint directory to a model on its devices."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jspec import checkpoint, models
+from jspec.decode import DecodeState
+from jspec.mesh import ShardingRules, sharding_of
+
+__all__ = ["load_model", "place_state", "pick_dtype"]
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def pick_dtype(dtype: Any) -> Any:
+    """The weights' dtype, by name or type; `None`: as in the checkpoint.
+
+    Raises:
+      ValueError: it is neither float32 nor bfloat16.
+    """
+    if dtype is None:
+        return None
+    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be float32 or bfloat16, not {name!r}")
+    return DTYPES[name]
+
+
+def _units(config: models.ModelConfig) -> dict[str, int]:
+    return {"heads": config.num_heads, "key_heads": config.num_key_heads}
+
+
+def load_model(
+    path: Path,
+    *,
+    dtype: Any = None,
+    mesh: Mesh | None = None,
+    rules: ShardingRules | None = None,
+) -> models.Decoder:
+    """Reads a jspec checkpoint.
+
+    Args:
+      path: its directory.
+      dtype: float32 or bfloat16; `None`: as it is.
+      mesh: devices to divide the weights among, by `rules`.
+      rules: which logical axis goes to which mesh axis.
+
+    Raises:
+      ValueError: the checkpoint is not whole, or the mesh does not divide it.
+    """
+    config = checkpoint.read_config(path)
+    place = None
+    if mesh is not None:
+        shared = rules or ShardingRules()
+
+        def place(name: str, shape: tuple[int, ...]) -> NamedSharding:
+            return sharding_of(name, shape, mesh, shared, units=_units(config))
+
+    config, weights = checkpoint.load(path, dtype=pick_dtype(dtype), sharding=place)
+    return models.build(config, weights)
+
+
+def place_state(
+    state: DecodeState, model: Any, mesh: Mesh | None, rules: ShardingRules | None
+) -> DecodeState:
+    """Divides the target's pages by heads; everything else is on every device."""
+    if mesh is None:
+        return state
+    shared = rules or ShardingRules()
+    whole = NamedSharding(mesh, PartitionSpec())
+    units = _units(model.config)
+
+    def spread(a: jax.Array) -> jax.Array:
+        return jax.device_put(
+            a, sharding_of("pages", a.shape, mesh, shared, units=units)
+        )
+
+    pages = dataclasses.replace(
+        state.pages,
+        k=tuple(map(spread, state.pages.k)),
+        v=tuple(map(spread, state.pages.v)),
+        text=jax.device_put(state.pages.text, whole),
+    )
+    others = jax.tree.map(
+        lambda a: jax.device_put(a, whole), dataclasses.replace(state, pages=None)
+    )
+    return dataclasses.replace(others, pages=pages)

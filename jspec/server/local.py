@@ -1,0 +1,619 @@
+"""`jspec.serve`: a model, a method and an engine in this process."""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import math
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+
+from jspec.cache import CacheLayout
+from jspec.decode import init_state
+from jspec.drafters import METHODS
+from jspec.engine.buckets import Buckets, powers
+from jspec.engine.engine import Engine
+from jspec.engine.request import Request
+from jspec.params import (
+    Chunk,
+    Completion,
+    SamplingParams,
+    Speculation,
+    Usage,
+    refuse_unsupported,
+)
+from jspec.server.load import load_model, pick_dtype, place_state
+from jspec.server.stream import TextReader, TextStream
+from jspec.targets import cache_folder, resolve
+from jspec.tokenizer import Tokenizer
+
+__all__ = ["Handle", "Server", "serve"]
+
+type Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+CACHE_BYTES = 2 * 2**30
+"""What keys and values may take unless `kv_pages` says otherwise."""
+
+PROMPT_CHUNKS = (32, 128, 512)
+"""Pieces in which prompts are read."""
+
+
+class Handle:
+    """A request on its way: iterate over its chunks, or wait for its result."""
+
+    def __init__(self, server: "Server", request: Request, text: TextStream) -> None:
+        self._server = server
+        self._request = request
+        self._text = text
+        self._chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._listeners: list[Any] = []
+        self._lock = threading.Lock()
+
+    def _put(self, chunk: Chunk) -> None:
+        with self._lock:
+            self._chunks.put(chunk)
+            if chunk.finish_reason is not None:
+                self._done.set()
+            for wake in self._listeners:
+                wake()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """The chunks as they come; the last one has a finish reason."""
+        while True:
+            chunk = self._chunks.get()
+            yield chunk
+            if chunk.finish_reason is not None:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        """`__iter__` for an event loop."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(arrived.set)
+
+        with self._lock:
+            self._listeners.append(wake)
+            arrived.set()
+        while True:
+            await arrived.wait()
+            arrived.clear()
+            while not self._chunks.empty():
+                chunk = self._chunks.get_nowait()
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Waits for the whole text.
+
+        Raises:
+          TimeoutError: it was not there after `timeout` seconds; it goes on.
+        """
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the text was not complete after {timeout} s")
+        request = self._request
+        return Completion(
+            text=self._text.text,
+            token_ids=request.token_ids,
+            finish_reason=request.finish_reason,
+            usage=request.usage,
+            speculation=request.speculation,
+            error=request.error,
+        )
+
+    def abort(self) -> None:
+        """Ends the request; its result has what was delivered until then."""
+        self._server._abort(self._request)
+
+
+class Server:
+    """A model ready to generate; a context manager. All methods are thread-safe."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        method: str,
+        defaults: Mapping[str, Any],
+        seconds: Mapping[str, float],
+    ) -> None:
+        """Starts the engine's thread; `serve` is the way to make one."""
+        self.tokenizer = tokenizer
+        self.method = method
+        self.num_speculative_tokens = engine.gamma
+        self.settings = dict(defaults)
+        self.start_seconds = dict(seconds)
+        self._engine = engine
+        self._ids = itertools.count()
+        self._closing = False
+        self._failed: str | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._run, name="jspec-engine", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        engine = self._engine
+        while True:
+            if engine.idle:
+                if self._closing:
+                    return
+                engine.wait(1.0)
+            try:
+                engine.step()
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                with self._lock:
+                    self._failed = f"{type(error).__name__}: {error}"
+                engine.fail(f"the engine failed: {self._failed}")
+                return
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Handle:
+        """Queues one prompt.
+
+        Args:
+          prompt: text, token ids, or chat messages (`{"role", "content"}`).
+          params: how to generate; the default draws at temperature 1.
+
+        Raises:
+          ValueError: the request cannot be served; nothing was queued.
+        """
+        params = params or SamplingParams()
+        refuse_unsupported(params)
+        if params.n != 1:
+            raise ValueError(
+                f"submit answers once; n={params.n} is for generate, which returns "
+                f"{params.n} completions"
+            )
+        ids = self._encode(prompt)
+        text = TextStream(
+            self.tokenizer,
+            stop=params.stop_strings,
+            min_tokens=params.min_tokens,
+            context=ids,
+        )
+        request = Request(next(self._ids), ids, params)
+        handle = Handle(self, request, text)
+        request.reader = TextReader(text, handle._put)
+        stops = dict.fromkeys(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops |= dict.fromkeys(self._eos)
+        self._engine.check(request, tuple(stops))
+        with self._lock:
+            if self._closing or self._failed:
+                raise RuntimeError(
+                    f"the engine failed: {self._failed}"
+                    if self._failed
+                    else "the server is closed"
+                )
+            self._engine.submit(request, tuple(stops))
+        return handle
+
+    @property
+    def _eos(self) -> tuple[int, ...]:
+        return self._engine.config.eos_token_ids or self.tokenizer.eos_ids
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Answers prompts, one or many, in order; `n` answers each stand together.
+
+        Raises:
+          ValueError: one of the requests cannot be served; none was begun.
+        """
+        many = _many(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(many)
+        if len(params) != len(many):
+            raise ValueError(f"{len(many)} prompts came with {len(params)} params")
+        asked = [
+            (prompt, single)
+            for prompt, own in zip(many, params, strict=True)
+            for single in _singles(own)
+        ]
+        handles = []
+        try:
+            for prompt, own in asked:
+                handles.append(self.submit(prompt, own))
+        except BaseException:
+            for handle in handles:
+                handle.abort()
+            raise
+        return [handle.result() for handle in handles]
+
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """`generate` for an event loop."""
+        return await asyncio.to_thread(self.generate, prompts, params)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[Chunk]:
+        """Yields the text as it grows; leaving the loop early aborts the request."""
+        handle = self.submit(prompt, params)
+        try:
+            yield from handle
+        finally:
+            handle.abort()
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> AsyncIterator[Chunk]:
+        """`stream` for an event loop."""
+        handle = self.submit(prompt, params)
+        try:
+            async for chunk in handle:
+                yield chunk
+        finally:
+            handle.abort()
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since the start, and what is there now."""
+        counters, scheduler = self._engine.counters, self._engine.scheduler
+        busy = (
+            counters.dispatch_seconds + counters.wait_seconds + counters.host_seconds
+        )
+        rounds = max(counters.rounds, 1)
+        return {
+            "requests": dict(counters.requests),
+            "rounds": counters.rounds,
+            "rounds_by_num_speculative_tokens": dict(counters.gammas),
+            "emitted_tokens": counters.emitted,
+            "drafted_tokens": counters.drafted,
+            "accepted_tokens": counters.accepted,
+            "tau": counters.emitted / counters.row_rounds if counters.row_rounds else 0,
+            "prompt_tokens": counters.prompt_tokens,
+            "cached_prompt_tokens": counters.cached_tokens,
+            "waiting_requests": scheduler.waiting,
+            "running_requests": scheduler.running,
+            "free_pages": self._engine.free_pages,
+            "pages": self._engine.layout.pages,
+            "dispatch_seconds": counters.dispatch_seconds,
+            "wait_seconds": counters.wait_seconds,
+            "host_seconds": counters.host_seconds,
+            "host_seconds_per_round": (busy - counters.wait_seconds) / rounds,
+            "executables": len(self._engine.executables.seconds),
+            "start_seconds": dict(self.start_seconds),
+            "compile_seconds": dict(self._engine.executables.seconds),
+        }
+
+    def close(self) -> None:
+        """Finishes what was submitted, then stops; later requests are refused."""
+        with self._lock:
+            self._closing = True
+        self._engine.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        """The server."""
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        """Closes; after an error in the block, without finishing what is queued."""
+        if kind is not None:
+            for request in self._engine.scheduler.requests:
+                self._engine.abort(request)
+        self.close()
+
+    def _abort(self, request: Request) -> None:
+        if not request.finished:
+            self._engine.abort(request)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if not isinstance(prompt, Sequence):
+            raise ValueError(
+                f"a prompt is text, token ids or chat messages, not {prompt!r}"
+            )
+        if prompt and all(isinstance(part, Mapping) for part in prompt):
+            return self.tokenizer.chat(prompt)
+        if not all(
+            isinstance(part, int) and not isinstance(part, bool) for part in prompt
+        ):
+            raise ValueError(
+                "a prompt is text, token ids or chat messages, not a mixture"
+            )
+        return list(prompt)
+
+
+def _many(prompts: Any) -> list[Prompt]:
+    """One or many, as a list: text, ids and messages are one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise ValueError(f"prompts are text, token ids or messages, not {prompts!r}")
+    if prompts and all(isinstance(part, int | Mapping) for part in prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def _singles(params: SamplingParams) -> list[SamplingParams]:
+    """`n` answers: of a seed, each has one of its own."""
+    if params.n == 1:
+        return [params]
+    return [
+        dataclasses.replace(
+            params,
+            n=1,
+            seed=None if params.seed is None else (params.seed + i) % 2**64,
+        )
+        for i in range(params.n)
+    ]
+
+
+def serve(
+    target: str | Path,
+    method: str = "auto",
+    drafter: str | Path | None = None,
+    num_speculative_tokens: int | None = None,
+    *,
+    schedule: Any = None,
+    verification: str = "standard",
+    draft_sampling: str = "auto",
+    max_batch: int = 8,
+    max_model_len: int | None = None,
+    page_size: int = 16,
+    kv_pages: int | None = None,
+    prefix_cache: bool = True,
+    dtype: Any = None,
+    seed: int = 0,
+    lora: Any = None,
+    mesh: jax.sharding.Mesh | None = None,
+    method_options: Mapping[str, Any] | None = None,
+    compilation_cache: bool = True,
+) -> Server:
+    """Loads a model, compiles every shape, and returns when it is ready.
+
+    Args:
+      target: a jspec checkpoint, a Hugging Face directory, a .gguf file,
+        "smollm2-135m", or a hub id; converted once, if need be.
+      method: a name from `jspec.methods()`; "auto": "draft_model" if a drafter is
+        given, else "ngram"; "none": plain decoding.
+      drafter: the method's weights, named as `target` is.
+      num_speculative_tokens: K, drafted tokens a round; `None`: the method's default.
+      schedule: must be `None`: K does not vary by load in this version.
+      verification: "standard": the output follows the target's law exactly.
+      draft_sampling: "greedy" (certain drafts), "probabilistic" (drawn from the
+        draft's law), "auto": the method's own choice.
+      max_batch: rows that decode at once.
+      max_model_len: most tokens of a prompt and its answer; `None`: the model's.
+      page_size: tokens a page of the cache holds.
+      kv_pages: pages; `None`: enough for `max_batch` texts of `max_model_len`, but no
+        more than 2 GiB of keys and values, and enough for one such text.
+      prefix_cache: whether prompts that begin alike share their pages.
+      dtype: float32 or bfloat16; `None`: the checkpoint's.
+      seed: of requests without one.
+      lora: must be `None`: adapters are not supported in this version.
+      mesh: devices with an axis "model", among which the target is divided.
+      method_options: fields of the method, such as `{"longest": 3}` for "ngram".
+      compilation_cache: keep compiled programs in the user's cache, unless JAX
+        already has a place for them.
+
+    Raises:
+      ValueError: the arguments, the checkpoint or their combination cannot work.
+    """
+    started = time.perf_counter()
+    _refuse(schedule, verification, lora)
+    drafting = _drafter(
+        method, drafter, num_speculative_tokens, draft_sampling, method_options
+    )
+    name, drafting = drafting
+    if mesh is not None and drafting.about.weights is not None:
+        raise ValueError(
+            f"mesh= and method {name!r} do not work together in this version"
+        )
+    pick_dtype(dtype)
+    if compilation_cache and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    show = sys.stderr.isatty()
+    path = resolve(target, progress=show)
+    tokenizer = Tokenizer(path)
+    resolved = time.perf_counter()
+    model = load_model(path, dtype=dtype, mesh=mesh)
+    weights = None
+    if drafter is not None:
+        drafter_path = resolve(drafter, progress=show)
+        if drafter_path != path:
+            difference = tokenizer.first_difference(Tokenizer(drafter_path))
+            if difference is not None:
+                raise ValueError(
+                    f"the drafter's tokenizer is not the target's: {difference}"
+                )
+        weights = (
+            model if drafter_path == path else load_model(drafter_path, dtype=dtype)
+        )
+    drafting.check(weights, model)
+    loaded = time.perf_counter()
+
+    config = model.config
+    room = config.max_position if max_model_len is None else max_model_len
+    if not 2 <= room <= config.max_position:
+        raise ValueError(
+            f"max_model_len must lie in 2..{config.max_position}, which the model was "
+            f"made for, not {room}"
+        )
+    layout = _layout(model, weights, max_batch, room, page_size, kv_pages)
+    state = place_state(
+        init_state(model, drafting, weights, layout, model.dtype), model, mesh, None
+    )
+    largest = min(PROMPT_CHUNKS[-1], room)
+    buckets = Buckets(
+        batch=powers(max_batch),
+        prompt=(*(size for size in PROMPT_CHUNKS if size < largest), largest),
+        gammas=tuple(sorted({0, drafting.gamma})),
+    )
+    with _compiling(show) as progress:
+        engine = Engine(
+            model,
+            drafting,
+            weights,
+            state,
+            layout=layout,
+            buckets=buckets,
+            max_model_len=room,
+            prefix_cache=prefix_cache,
+            seed=seed,
+            progress=progress,
+        )
+    compiled = time.perf_counter()
+    return Server(
+        engine,
+        tokenizer,
+        method=name,
+        defaults={
+            "target": str(target),
+            "method": name,
+            "drafter": None if drafter is None else str(drafter),
+            "drafting": repr(drafting),
+            "verification": verification,
+            "max_batch": max_batch,
+            "max_model_len": room,
+            "page_size": page_size,
+            "kv_pages": layout.pages,
+            "prefix_cache": prefix_cache,
+            "dtype": str(model.dtype),
+            "seed": seed,
+        },
+        seconds={
+            "resolve": resolved - started,
+            "load": loaded - resolved,
+            "compile": compiled - loaded,
+        },
+    )
+
+
+def _refuse(schedule: Any, verification: str, lora: Any) -> None:
+    if schedule is not None:
+        raise ValueError(
+            "schedule= is not supported in this version: K is one number; leave it None"
+        )
+    if lora is not None:
+        raise ValueError(
+            "lora= is not supported in this version: merge the adapter into the target"
+        )
+    if verification != "standard":
+        raise ValueError(
+            f"verification must be 'standard' in this version, not {verification!r}"
+        )
+
+
+def _drafter(
+    method: str,
+    weights: Any,
+    k: int | None,
+    draft_sampling: str,
+    options: Mapping[str, Any] | None,
+) -> tuple[str, Any]:
+    if method == "auto":
+        method = "ngram" if weights is None else "draft_model"
+    if method not in METHODS:
+        raise ValueError(
+            f"method {method!r} is not known; known are auto, {', '.join(METHODS)}"
+        )
+    kind = METHODS[method]
+    if kind.about.weights is None and weights is not None:
+        raise ValueError(f"method {method!r} has no weights; drafter= must be None")
+    if kind.about.weights is not None and weights is None:
+        raise ValueError(f"method {method!r} needs drafter=, {kind.about.weights}")
+    fields = dict(options or {})
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for field in fields:
+        if field not in known - {"gamma", "draft_sampling"}:
+            raise ValueError(
+                f"method_options has {field!r}; method {method!r} takes "
+                f"{', '.join(sorted(known - {'gamma', 'draft_sampling'})) or 'none'}"
+            )
+    if k is not None:
+        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
+            raise ValueError(
+                f"num_speculative_tokens must be an integer of at least 0, not {k!r}"
+            )
+        fields["gamma"] = k
+    if draft_sampling not in ("auto", "greedy", "probabilistic"):
+        raise ValueError(
+            f"draft_sampling must be 'auto', 'greedy' or 'probabilistic', not "
+            f"{draft_sampling!r}"
+        )
+    if draft_sampling != "auto":
+        wanted = "dense" if draft_sampling == "probabilistic" else "certain"
+        if wanted not in kind.about.q:
+            raise ValueError(
+                f"draft_sampling={draft_sampling!r} does not work with method "
+                f"{method!r}, whose drafts are {' or '.join(kind.about.q)}"
+            )
+        if "draft_sampling" in known:
+            fields["draft_sampling"] = draft_sampling
+    return method, kind(**fields)
+
+
+def _layout(
+    model: Any,
+    weights: Any,
+    max_batch: int,
+    room: int,
+    page_size: int,
+    kv_pages: int | None,
+) -> CacheLayout:
+    for what, value in (("max_batch", max_batch), ("page_size", page_size)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{what} must be an integer of at least 1, not {value!r}")
+    one_text = math.ceil(room / page_size)
+    if kv_pages is None:
+        models = [model] if weights is None else [model, weights]
+        per_token = sum(
+            2 * m.config.num_layers * m.config.num_key_heads * m.config.head_dim
+            * m.dtype.itemsize
+            for m in models
+        )
+        kv_pages = min(max_batch * one_text, CACHE_BYTES // (per_token * page_size))
+        kv_pages = max(kv_pages, one_text)
+    elif isinstance(kv_pages, bool) or not isinstance(kv_pages, int) or kv_pages < 1:
+        raise ValueError(f"kv_pages must be an integer of at least 1, not {kv_pages!r}")
+    return CacheLayout(rows=max_batch, room=room, pages=kv_pages, page_size=page_size)
+
+
+@contextlib.contextmanager
+def _compiling(show: bool) -> Iterator[Any]:
+    if not show:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("compiling"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} {task.fields[name]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=None, name="")
+
+        def progress(name: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, name=name)
+
+        yield progress
