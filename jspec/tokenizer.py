@@ -14,7 +14,6 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import tokenizers
-from tokenizers import processors
 
 __all__ = ["Tokenizer"]
 
@@ -22,8 +21,10 @@ __all__ = ["Tokenizer"]
 class Tokenizer:
     """What tokenizer.json says, with the chat template that came along.
 
-    Reads `tokenizer.json` itself; a directory without one goes through
-    transformers' `AutoTokenizer`, which knows the older containers.
+    Reads `tokenizer.json` itself, whose post-processor alone says what begins and
+    ends a text, as in transformers 5 (`add_bos_token` beside it counts for nothing).
+    A directory without one goes through transformers' `AutoTokenizer`, which knows
+    the older containers.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -36,7 +37,6 @@ class Tokenizer:
         self._settings = _object(self._path / "tokenizer_config.json")
         self._backend = _backend(self._path)
         self._bytes = _byte_rule(json.loads(self._backend.to_str()))
-        self._begin_and_end()
         added = self._backend.get_added_tokens_decoder()
         self._added = {i: token.content for i, token in added.items()}
 
@@ -172,28 +172,6 @@ class Tokenizer:
             token = _object(self._path / "special_tokens_map.json").get(name)
             token = token.get("content") if isinstance(token, Mapping) else token
         return token
-
-    def _begin_and_end(self) -> None:
-        """`add_bos_token` and `add_eos_token` overrule tokenizer.json, if written."""
-        wanted = [
-            (name, self._special(f"{name}_token"))
-            for name in ("bos", "eos")
-            if self._settings.get(f"add_{name}_token")
-        ]
-        written = {"add_bos_token", "add_eos_token"} & self._settings.keys()
-        if not written or any(token is None for _, token in wanted):
-            return
-        around = {name: str(token) for name, token in wanted}
-        parts = [around[n] for n in ("bos",) if n in around] + ["$A"]
-        parts += [around[n] for n in ("eos",) if n in around]
-        self._backend.post_processor = processors.TemplateProcessing(
-            single=parts,
-            pair=[f"{p}:0" for p in parts]
-            + [f"{p.replace('$A', '$B')}:1" for p in parts],
-            special_tokens=[
-                (token, self._backend.token_to_id(token)) for token in around.values()
-            ],
-        )
 
     @functools.cached_property
     def _template(self) -> jinja2.Template | None:

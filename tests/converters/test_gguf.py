@@ -218,7 +218,11 @@ def test_llama3_rope_comes_out_of_the_factors(
         ({"llama.rope.dimension_count": 8}, {}, "rope.dimension_count = 8 is not the"),
         ({"llama.attention.sliding_window": 8}, {}, "does not say which layers slide"),
         ({}, {"blk.0.more.weight": np.zeros(2, np.float32)}, "blk.0.more.* left over"),
-        ({}, {"rope_freqs.weight": np.full(8, 3, np.float32)}, "not the scaling of Llama 3"),
+        (
+            {},
+            {"rope_freqs.weight": np.full(8, 3, np.float32)},
+            "not the scaling of Llama 3",
+        ),
         ({"split.count": 2}, {}, "one of 2 parts"),
         ({"tokenizer.ggml.model": "bert"}, {}, None),
     ],
