@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,7 +147,7 @@ _SHORT = {"bfloat16": ("bf16",), "float16": ("f16",), "float32": ("f32",)}
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def _terminable() -> Generator[None]:
     """Being told to end is an exception, so that what is half done is removed."""
 
     def leave(*_: Any) -> None:
@@ -161,7 +161,7 @@ def _terminable() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[Any]:
+def _bar(what: str) -> Generator[Any]:
     """A progress bar on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -59,6 +59,7 @@ def difference(
     try:
         import torch
         import transformers
+        from transformers.utils import logging
     except ImportError as error:
         raise ValueError(
             f"--check needs {error.name}: pip install 'jspec[convert]'"
@@ -75,13 +76,13 @@ def difference(
         models.logits(models.build(config, weights), jnp.asarray(ids, jnp.int32))
     )
     del weights
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         source, dtype=torch.float32, attn_implementation="eager"
     )
     if bars:
-        transformers.utils.logging.enable_progress_bar()
+        logging.enable_progress_bar()
     with torch.no_grad():
         theirs = reference.eval()(torch.from_numpy(ids)).logits.numpy()
     return Difference(

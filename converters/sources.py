@@ -280,7 +280,7 @@ class Gguf:
             shape = tuple(int(n) for n in reversed(entry.shape))
             kind = entry.tensor_type
             dtype = plain.get(kind)
-            at, size = int(entry.data_offset), int(entry.n_bytes)
+            at, size = entry.data_offset, entry.n_bytes
             if dtype is not None:
                 read = _later(_read, file, dtype, shape, at)
             else:

@@ -14,7 +14,7 @@ import secrets
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,9 @@ def load(
     if not folder.is_dir():
         raise ValueError(f"{path} has no directory {WEIGHTS!r}")
     shapes = weight_shapes(config)
+    for name in shapes:
+        if not (folder / name / ".zarray").is_file():
+            raise ValueError(f"{folder}: the weight {name} is missing")
     dtype = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
     home = SingleDeviceSharding(_default_device())
 
@@ -179,7 +182,10 @@ def load(
 
     with _orbax() as orbax:
         try:
-            stored = _dotted(orbax.metadata(folder).item_metadata.tree)
+            described = orbax.metadata(folder).item_metadata
+            if described is None:
+                raise ValueError("it is no Orbax checkpoint")
+            stored = _dotted(described.tree)
             found = {name: tuple(array.shape) for name, array in stored.items()}
         except Exception as error:
             raise ValueError(
@@ -201,7 +207,7 @@ def load(
 
 
 @contextlib.contextmanager
-def staging(path: Path) -> Iterator[Path]:
+def staging(path: Path) -> Generator[Path]:
     """A folder beside `path` that becomes `path` when the block ends well.
 
     However else the block ends, the folder is removed. What a killed process left
@@ -249,7 +255,7 @@ def _default_device() -> jax.Device:
 
 
 @contextlib.contextmanager
-def _orbax() -> Iterator[ocp.Checkpointer]:
+def _orbax() -> Generator[ocp.Checkpointer]:
     """One file per chunk and host arrays taken as they are: no copy of the model."""
     handlers = ocp.type_handlers
     registry = handlers.create_type_handler_registry(

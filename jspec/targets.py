@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def _once(kept: Path, progress: bool, make: Callable[[Step | None], None]) -> Pa
 
 
 @contextlib.contextmanager
-def _lock(file: Path) -> Iterator[None]:
+def _lock(file: Path) -> Generator[None]:
     import fcntl
 
     with file.open("w") as held:
@@ -139,7 +139,7 @@ def _lock(file: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bar(progress: bool, what: str) -> Iterator[Step | None]:
+def _bar(progress: bool, what: str) -> Generator[Step | None]:
     console = Console(stderr=True)
     if not (progress and console.is_terminal):
         yield None

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import jinja2.ext
@@ -214,7 +214,8 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
     try:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(path, use_fast=True).backend_tokenizer
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, use_fast=True)
+        return tokenizer.backend_tokenizer
     except Exception as error:
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
@@ -268,6 +269,6 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
         return datetime.datetime.now().strftime(form)
 
     environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = now
+    names = cast(dict[str, Any], environment.globals)
+    names |= {"raise_exception": refuse, "strftime_now": now}
     return environment

@@ -187,7 +187,10 @@ def _drop_chunks(path):
         ),
         (lambda p: shutil.rmtree(p / "weights"), "no directory 'weights'"),
         (lambda p: (p / "weights" / "_METADATA").unlink(), "weights"),
-        (lambda p: shutil.rmtree(p / "weights" / "layers.0.q"), "weights"),
+        (
+            lambda p: shutil.rmtree(p / "weights" / "layers.0.q"),
+            r"layers\.0\.q is missing",
+        ),
         (_drop_chunks, r"layers\.0\.q is incomplete"),
     ],
 )
