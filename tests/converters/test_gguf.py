@@ -7,6 +7,7 @@ import pytest
 
 from converters import convert, plan
 from converters.check import difference
+from converters.sources import Gguf
 from jspec import checkpoint
 from jspec.models.base import Rope
 
@@ -253,3 +254,29 @@ def test_what_is_no_gguf_is_one_sentence(llama, tmp_path):
     (tmp_path / "m.gguf").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"m\.gguf"):
         convert(tmp_path / "m.gguf", tmp_path / "here")
+
+
+DEQUANTISED = [
+    kind for kind in KINDS if kind in gguf.quants._type_traits and kind != KINDS.BF16
+]
+
+
+@pytest.mark.parametrize("kind", DEQUANTISED, ids=lambda kind: kind.name)
+def test_every_type_that_the_gguf_package_dequantises_is_read(tmp_path, kind):
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rows, width = 6, max(256, block)
+    rng = np.random.default_rng(0)
+    packed = rng.integers(0, 256, (rows, width // block * size), np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "q.gguf", "llama")
+    writer.add_tensor("packed", packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    source = Gguf(tmp_path / "q.gguf")
+    with np.errstate(all="ignore"):
+        ours = source.tensors["packed"].read()
+        theirs = gguf.quants.dequantize(packed, kind)
+    assert source.quantised
+    assert ours.shape == (rows, width)
+    assert ours.tobytes() == theirs.astype(np.float32).tobytes()
