@@ -42,7 +42,7 @@ type Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 CACHE_BYTES = 2 * 2**30
 """What keys and values may take unless `kv_pages` says otherwise."""
 
-PROMPT_CHUNKS = (32, 128, 512)
+PROMPT_CHUNKS = (64, 512)
 """Pieces in which prompts are read."""
 
 
