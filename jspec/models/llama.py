@@ -18,6 +18,25 @@ __all__ = ["Decoder"]
 class Layer(nnx.Module):
     """Attention and a gated MLP, each on the normed stream and added to it."""
 
+    attention_norm: nnx.Param[Array]
+    q: nnx.Param[Array]
+    k: nnx.Param[Array]
+    v: nnx.Param[Array]
+    o: nnx.Param[Array]
+    q_bias: nnx.Param[Array] | None
+    k_bias: nnx.Param[Array] | None
+    v_bias: nnx.Param[Array] | None
+    o_bias: nnx.Param[Array] | None
+    q_norm: nnx.Param[Array] | None
+    k_norm: nnx.Param[Array] | None
+    mlp_norm: nnx.Param[Array]
+    gate: nnx.Param[Array]
+    up: nnx.Param[Array]
+    down: nnx.Param[Array]
+    gate_bias: nnx.Param[Array] | None
+    up_bias: nnx.Param[Array] | None
+    down_bias: nnx.Param[Array] | None
+
     def __init__(self, weights: Mapping[str, Array]) -> None:
         for name in (
             *("attention_norm", "q", "k", "v", "o"),
@@ -143,7 +162,7 @@ class Decoder(nnx.Module):
         q = heads(layer.q, layer.q_bias)
         k = heads(layer.k, layer.k_bias)
         v = heads(layer.v, layer.v_bias)
-        if config.qk_norm:
+        if layer.q_norm is not None and layer.k_norm is not None:
             q = norm(q, layer.q_norm[...], config.norm_eps)
             k = norm(k, layer.k_norm[...], config.norm_eps)
         cache = cache.append(l, rotate(k, turn), v)
