@@ -258,8 +258,12 @@ def _default_device() -> jax.Device:
 def _orbax() -> Generator[ocp.Checkpointer]:
     """One file per chunk and host arrays taken as they are: no copy of the model."""
     handlers = ocp.type_handlers
+    try:
+        host_arrays = handlers.NumpyHandler(deepcopy_host_arrays=False)
+    except TypeError:  # Orbax 0.11 copies them, always.
+        host_arrays = handlers.NumpyHandler()
     registry = handlers.create_type_handler_registry(
-        (np.ndarray, handlers.NumpyHandler(deepcopy_host_arrays=False)),
+        (np.ndarray, host_arrays),
         (jax.Array, handlers.ArrayHandler()),
     )
     checkpointer = ocp.Checkpointer(
