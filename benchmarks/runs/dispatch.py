@@ -3,9 +3,9 @@
 Table: none in a paper. The shell reads round t after dispatching round t + 1, so host
 work hides behind the device's; what does not hide is dispatch overhead.
 Command: `python -m benchmarks.runs.dispatch`
-Expected: under 5 % of a round at batch 1 on two cores of a server CPU; stated in µs by
-the engine's own counters, `host_seconds` (host time not covered by device work) and
-`round_seconds`, over `rounds_total`.
+Expected: under 5 % of a round at batch 1 on two cores of a server CPU. What the host
+does while the device works counts too, so both figures are upper bounds: of the engine's
+own counters, `dispatch_seconds` and `host_seconds` against those and `wait_seconds`.
 """
 
 import math
@@ -16,9 +16,8 @@ import typer
 
 from benchmarks import claims, run
 
-HOST, ROUNDS, SECONDS = (
-    f"metrics.{name}" for name in ("host_seconds", "rounds_total", "round_seconds")
-)
+HOST = ("metrics.dispatch_seconds", "metrics.host_seconds")
+WAIT, ROUNDS = "metrics.wait_seconds", "metrics.rounds"
 GOAL = 0.95
 
 
@@ -29,9 +28,9 @@ def judge(result: dict[str, Any]) -> Iterator[claims.Claim]:
         place = groups.setdefault((one["contestant"], one["batch"]), [])
         place.append(one["counters"])
     for (name, batch), counters in groups.items():
-        host, rounds, seconds = (
-            sum(one.get(key, 0.0) for one in counters)
-            for key in (HOST, ROUNDS, SECONDS)
+        host = sum(one.get(key, 0.0) for one in counters for key in HOST)
+        wait, rounds = (
+            sum(one.get(key, 0.0) for one in counters) for key in (WAIT, ROUNDS)
         )
         yield claims.Claim(
             what=f"{name}, batch {batch}: host µs a round",
@@ -39,8 +38,8 @@ def judge(result: dict[str, Any]) -> Iterator[claims.Claim]:
             goal=None,
         )
         yield claims.Claim(
-            what=f"{name}, batch {batch}: share of a round that is the device's",
-            value=1 - host / seconds if seconds else math.nan,
+            what=f"{name}, batch {batch}: share of the time spent waiting for the device",
+            value=wait / (host + wait) if host + wait else math.nan,
             goal=GOAL,
         )
 
