@@ -4,8 +4,8 @@ Table: none in a paper. The shell reads round t after dispatching round t + 1, s
 work hides behind the device's; what does not hide is dispatch overhead.
 Command: `python -m benchmarks.runs.dispatch`
 Expected: under 5 % of a round at batch 1 on two cores of a server CPU. What the host
-does while the device works counts too, so both figures are upper bounds: of the engine's
-own counters, `dispatch_seconds` and `host_seconds` against those and `wait_seconds`.
+does while the device works counts too, so both figures are upper bounds: of the
+engine's own counters, `dispatch_seconds` and `host_seconds` against those and `wait_seconds`.
 """
 
 import math
@@ -38,7 +38,7 @@ def judge(result: dict[str, Any]) -> Iterator[claims.Claim]:
             goal=None,
         )
         yield claims.Claim(
-            what=f"{name}, batch {batch}: share of the time spent waiting for the device",
+            what=f"{name}, batch {batch}: share spent waiting for the device",
             value=wait / (host + wait) if host + wait else math.nan,
             goal=GOAL,
         )
