@@ -64,9 +64,7 @@ def greedy(logits: Float[Array, "*S V"]) -> Int[Array, "*S"]:
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
-def law(
-    logits: Float[Array, "B N V"], sampling: Sampling
-) -> Float[Array, "B N V"]:
+def law(logits: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N V"]:
     """The law of each node's successor: temperature, then top-k, top-p and min-p.
 
     A temperature of 0 gives a point mass. The filters cut at a probability, so that
@@ -79,20 +77,27 @@ def law(
     p = jax.nn.softmax(scaled, axis=-1)
     filtered = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
     p = jax.lax.cond(
-        jnp.any(filtered & sampling.sampled), _filter, lambda p, _: p, p, sampling
+        jnp.any(filtered & sampling.sampled),
+        lambda p: jnp.where(filtered[:, None, None], _filter(p, sampling), p),
+        lambda p: p,
+        p,
     )
     return jnp.where(hot > 0, p, point)
 
 
 def _filter(p: Array, sampling: Sampling) -> Array:
-    by_row = lambda a: a[:, None, None]
+    def by_row(a: Array) -> Array:
+        return a[:, None, None]
+
+    def short(at: Array) -> Array:
+        return jnp.where(p > at, p, 0).sum(-1, keepdims=True) < top
+
     k = jnp.where(sampling.top_k > 0, sampling.top_k, p.shape[-1])
     k = by_row(jnp.minimum(k, p.shape[-1]))
     p = _above(p, lambda at: (p >= at).sum(-1, keepdims=True) >= k)
     top = by_row(sampling.top_p)
     full = top >= 1
-    held = lambda at: jnp.where(p > at, p, 0).sum(-1, keepdims=True) < top
-    p = jnp.where(full, p, _above(p, lambda at: ~held(at), strict=True))
+    p = jnp.where(full, p, _above(p, lambda at: ~short(at), strict=True))
     p = jnp.where(p >= by_row(sampling.min_p) * p.max(-1, keepdims=True), p, 0)
     return p / p.sum(-1, keepdims=True)
 
@@ -122,5 +127,8 @@ def _above(p: Array, wide, *, strict: bool = False) -> Array:
 
 def draw(keys: Key[Array, " B"], p: Float[Array, "B V"]) -> Int[Array, " B"]:
     """One token per row from a law, by the Gumbel-max trick; it need not sum to 1."""
-    pick = lambda key, row: jax.random.categorical(key, jnp.log(row))
+
+    def pick(key: Array, row: Array) -> Array:
+        return jax.random.categorical(key, jnp.log(row))
+
     return jax.vmap(pick)(keys, p).astype(jnp.int32)
