@@ -66,7 +66,9 @@ def norm(
 
 def embed(table: Float[Array, "V E"], tokens: Int[Array, "B N"]) -> Array:
     """The rows of `table`; an id outside it gives NaN, never another token's row."""
-    return table.at[tokens].get(mode="fill", fill_value=jnp.nan)
+    return table.at[tokens].get(
+        mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
+    )
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
