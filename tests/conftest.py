@@ -4,8 +4,9 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Set in the environment, before jax is imported, so that what a test starts obeys too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -20,6 +21,15 @@ import tests.shapes
 
 # Before any test imports jspec: only modules imported later are checked.
 jaxtyping.install_import_hook("jspec", f"{tests.shapes.__name__}.check")
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory) -> Iterator[Any]:
+    """Tiny servers, each started when first asked for: see `tests.serving.Servers`."""
+    from tests.serving import Servers
+
+    with Servers(tmp_path_factory.mktemp("servers")) as made:
+        yield made
 
 
 @pytest.fixture

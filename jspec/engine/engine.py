@@ -1,6 +1,7 @@
-"""The shell: takes requests, dispatches rounds, reads what they emitted one round late."""
+"""The shell: dispatches rounds for requests, reads what they gave one round late."""
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import threading
@@ -122,6 +123,7 @@ class Engine:
             pool=self._pool,
             prefill_chunk=buckets.prompt[-1],
             max_model_len=max_model_len,
+            remembers=bool(jax.tree.leaves(state.memory.pages)),
         )
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._arrived = threading.Event()
@@ -192,6 +194,18 @@ class Engine:
         self._inbox.append(leave)
         self._arrived.set()
 
+    def abort_all(self) -> None:
+        """Ends every request that was submitted until now."""
+
+        def leave() -> None:
+            for request in self.scheduler.requests:
+                self.scheduler.abort(request.id)
+                self.counters.requests["abort"] += 1
+            self._stops.clear()
+
+        self._inbox.append(leave)
+        self._arrived.set()
+
     @property
     def idle(self) -> bool:
         """Whether `step` would find nothing to do."""
@@ -232,7 +246,8 @@ class Engine:
     def fail(self, error: str) -> None:
         """Ends every request after a fault of ours."""
         while self._inbox:
-            self._inbox.popleft()()
+            with contextlib.suppress(Exception):  # the first fault is the one to tell
+                self._inbox.popleft()()
         for request in self.scheduler.requests:
             self.scheduler.fail(request.id, error)
             self.counters.requests["error"] += 1
@@ -269,7 +284,10 @@ class Engine:
         request, grant = admission.request, admission.grant
         params = request.params
         self.counters.cached_tokens += grant.cached_tokens
-        one = lambda value, dtype=np.int32: np.array([value], dtype)
+
+        def one(value: Any, dtype: Any = np.int32) -> np.ndarray:
+            return np.array([value], dtype)
+
         table = np.full((1, self.layout.row_pages), self.layout.pages, np.int32)
         table[0, : len(grant.pages)] = grant.pages
         stops = np.full((1, STOPS), -1, np.int32)

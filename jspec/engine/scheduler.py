@@ -127,6 +127,7 @@ class Scheduler:
         pool: PagePool,
         prefill_chunk: int,
         max_model_len: int,
+        remembers: bool = False,
     ) -> None:
         """Starts with nobody.
 
@@ -135,6 +136,9 @@ class Scheduler:
           pool: pages, held by this scheduler alone.
           prefill_chunk: most prompt tokens a step.
           max_model_len: most tokens of a prompt and its continuation.
+          remembers: whether the drafter keeps something of its own in the pages. It
+            is one token behind: it has not read the last draft of a round that was
+            accepted as a whole, nor anything emitted without drafting.
         """
         for name, value, least in (
             ("max_batch", max_batch, 1),
@@ -147,6 +151,7 @@ class Scheduler:
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
         self.max_model_len = max_model_len
+        self.remembers = remembers
         self._waiting: dict[int, Request] = {}
         self._seats: dict[int, _Seat] = {}
         self._leaving: list[_Seat] = []
@@ -293,7 +298,7 @@ class Scheduler:
                 continue
             seat.rounds -= 1
             request.take(emitted)
-            self.pool.publish(seat.grant, request.text, request.written)
+            self.pool.publish(seat.grant, request.text, self._written(request))
             if request.finished:
                 if emitted.finish_reason is None:
                     self._drop.append(seat.row)
@@ -355,6 +360,14 @@ class Scheduler:
             following=prompt[seat.read],
             last=seat.read == len(prompt) - 1,
         )
+
+    def _written(self, request: Request) -> int:
+        """Tokens of whom target and drafter have all in the pages."""
+        if not self.remembers:
+            return request.written
+        if request.params.num_speculative_tokens == 0:
+            return len(request.prompt_ids) - 1
+        return request.written - 1
 
     def _publish_read_prompt(self) -> None:
         """Makes known what the plan before reads of a prompt.

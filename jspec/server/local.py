@@ -5,12 +5,12 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import queue
+import numbers
 import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,8 +26,6 @@ from jspec.params import (
     Chunk,
     Completion,
     SamplingParams,
-    Speculation,
-    Usage,
     refuse_unsupported,
 )
 from jspec.server.load import load_model, pick_dtype, place_state
@@ -47,31 +45,39 @@ PROMPT_CHUNKS = (64, 512)
 
 
 class Handle:
-    """A request on its way: iterate over its chunks, or wait for its result."""
+    """A request on its way: iterate over its chunks, or wait for its result.
+
+    Every iteration begins at the first chunk, whoever else iterates; all methods are
+    thread-safe.
+    """
 
     def __init__(self, server: "Server", request: Request, text: TextStream) -> None:
         self._server = server
         self._request = request
         self._text = text
-        self._chunks: queue.SimpleQueue[Chunk] = queue.SimpleQueue()
-        self._done = threading.Event()
-        self._listeners: list[Any] = []
-        self._lock = threading.Lock()
+        self._chunks: list[Chunk] = []
+        self._wakes: set[Callable[[], None]] = set()
+        self._arrived = threading.Condition()
 
     def _put(self, chunk: Chunk) -> None:
-        with self._lock:
-            self._chunks.put(chunk)
-            if chunk.finish_reason is not None:
-                self._done.set()
-            for wake in self._listeners:
-                wake()
+        with self._arrived:
+            self._chunks.append(chunk)
+            self._arrived.notify_all()
+            wakes = tuple(self._wakes)
+        for wake in wakes:
+            wake()
+
+    @property
+    def _done(self) -> bool:
+        return bool(self._chunks) and self._chunks[-1].finish_reason is not None
 
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks as they come; the last one has a finish reason."""
-        while True:
-            chunk = self._chunks.get()
-            yield chunk
-            if chunk.finish_reason is not None:
+        for i in itertools.count():
+            with self._arrived:
+                self._arrived.wait_for(lambda seen=i: len(self._chunks) > seen)
+            yield self._chunks[i]
+            if self._chunks[i].finish_reason is not None:
                 return
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -82,17 +88,20 @@ class Handle:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(arrived.set)
 
-        with self._lock:
-            self._listeners.append(wake)
-            arrived.set()
-        while True:
-            await arrived.wait()
-            arrived.clear()
-            while not self._chunks.empty():
-                chunk = self._chunks.get_nowait()
-                yield chunk
-                if chunk.finish_reason is not None:
+        with self._arrived:
+            self._wakes.add(wake)
+        try:
+            for i in itertools.count():
+                while len(self._chunks) <= i:
+                    arrived.clear()
+                    if len(self._chunks) <= i:
+                        await arrived.wait()
+                yield self._chunks[i]
+                if self._chunks[i].finish_reason is not None:
                     return
+        finally:
+            with self._arrived:
+                self._wakes.discard(wake)
 
     def result(self, timeout: float | None = None) -> Completion:
         """Waits for the whole text.
@@ -100,8 +109,9 @@ class Handle:
         Raises:
           TimeoutError: it was not there after `timeout` seconds; it goes on.
         """
-        if not self._done.wait(timeout):
-            raise TimeoutError(f"the text was not complete after {timeout} s")
+        with self._arrived:
+            if not self._arrived.wait_for(lambda: self._done, timeout):
+                raise TimeoutError(f"the text was not complete after {timeout} s")
         request = self._request
         return Completion(
             text=self._text.text,
@@ -148,8 +158,9 @@ class Server:
     def _run(self) -> None:
         engine = self._engine
         while True:
+            closing = self._closing  # before `idle`: whatever came earlier is seen
             if engine.idle:
-                if self._closing:
+                if closing:
                     return
                 engine.wait(1.0)
             try:
@@ -161,9 +172,7 @@ class Server:
                 engine.fail(f"the engine failed: {self._failed}")
                 return
 
-    def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Handle:
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Handle:
         """Queues one prompt.
 
         Args:
@@ -173,7 +182,9 @@ class Server:
         Raises:
           ValueError: the request cannot be served; nothing was queued.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params must be SamplingParams, not {params!r}")
         refuse_unsupported(params)
         if params.n != 1:
             raise ValueError(
@@ -218,33 +229,44 @@ class Server:
         Raises:
           ValueError: one of the requests cannot be served; none was begun.
         """
-        many = _many(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(many)
-        if len(params) != len(many):
-            raise ValueError(f"{len(many)} prompts came with {len(params)} params")
-        asked = [
-            (prompt, single)
-            for prompt, own in zip(many, params, strict=True)
-            for single in _singles(own)
-        ]
-        handles = []
-        try:
-            for prompt, own in asked:
-                handles.append(self.submit(prompt, own))
-        except BaseException:
-            for handle in handles:
-                handle.abort()
-            raise
-        return [handle.result() for handle in handles]
+        with self._asked(prompts, params) as handles:
+            return [handle.result() for handle in handles]
 
     async def agenerate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """`generate` for an event loop."""
-        return await asyncio.to_thread(self.generate, prompts, params)
+        """`generate` for an event loop; to cancel it aborts the requests."""
+        with self._asked(prompts, params) as handles:
+            for handle in handles:
+                async for _ in handle:
+                    pass
+            return [handle.result() for handle in handles]
+
+    @contextlib.contextmanager
+    def _asked(self, prompts: Any, params: Any) -> Iterator[list[Handle]]:
+        """Every request submitted; all of them aborted if anything goes wrong."""
+        many = _many(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(many)
+        if not isinstance(params, list | tuple) or not all(
+            isinstance(own, SamplingParams) for own in params
+        ):
+            raise ValueError(
+                f"params must be SamplingParams, one or one a prompt, not {params!r}"
+            )
+        if len(params) != len(many):
+            raise ValueError(f"{len(many)} prompts came with {len(params)} params")
+        handles: list[Handle] = []
+        try:
+            for prompt, own in zip(many, params, strict=True):
+                handles += [self.submit(prompt, single) for single in _singles(own)]
+            yield handles
+        except BaseException:
+            for handle in handles:
+                handle.abort()
+            raise
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -270,9 +292,7 @@ class Server:
     def metrics(self) -> dict[str, Any]:
         """Counters since the start, and what is there now."""
         counters, scheduler = self._engine.counters, self._engine.scheduler
-        busy = (
-            counters.dispatch_seconds + counters.wait_seconds + counters.host_seconds
-        )
+        busy = counters.dispatch_seconds + counters.wait_seconds + counters.host_seconds
         rounds = max(counters.rounds, 1)
         return {
             "requests": dict(counters.requests),
@@ -312,8 +332,7 @@ class Server:
     def __exit__(self, kind: Any, *_: Any) -> None:
         """Closes; after an error in the block, without finishing what is queued."""
         if kind is not None:
-            for request in self._engine.scheduler.requests:
-                self._engine.abort(request)
+            self._engine.abort_all()
         self.close()
 
     def _abort(self, request: Request) -> None:
@@ -322,29 +341,36 @@ class Server:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Sequence):
+            try:
+                return self.tokenizer.encode(prompt)
+            except (TypeError, UnicodeError):
+                raise ValueError(
+                    "the prompt has a surrogate, which is no text"
+                ) from None
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
             raise ValueError(
                 f"a prompt is text, token ids or chat messages, not {prompt!r}"
             )
         if prompt and all(isinstance(part, Mapping) for part in prompt):
             return self.tokenizer.chat(prompt)
         if not all(
-            isinstance(part, int) and not isinstance(part, bool) for part in prompt
+            isinstance(part, numbers.Integral) and not isinstance(part, bool)
+            for part in prompt
         ):
             raise ValueError(
                 "a prompt is text, token ids or chat messages, not a mixture"
             )
-        return list(prompt)
+        return [int(part) for part in prompt]  # type: ignore[arg-type]
 
 
 def _many(prompts: Any) -> list[Prompt]:
     """One or many, as a list: text, ids and messages are one."""
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if isinstance(prompts, bytes) or not isinstance(prompts, Sequence):
         raise ValueError(f"prompts are text, token ids or messages, not {prompts!r}")
-    if prompts and all(isinstance(part, int | Mapping) for part in prompts):
+    one = numbers.Integral | Mapping
+    if prompts and all(isinstance(part, one) for part in prompts):
         return [prompts]
     return list(prompts)
 
@@ -584,7 +610,10 @@ def _layout(
     if kv_pages is None:
         models = [model] if weights is None else [model, weights]
         per_token = sum(
-            2 * m.config.num_layers * m.config.num_key_heads * m.config.head_dim
+            2
+            * m.config.num_layers
+            * m.config.num_key_heads
+            * m.config.head_dim
             * m.dtype.itemsize
             for m in models
         )
