@@ -61,13 +61,13 @@ _round = jax.jit(steps.decode_round, static_argnames="drafter", donate_argnums=2
 
 
 def tiny_config(**changes: Any) -> ModelConfig:
-    """64 tokens and three layers; `changes` are fields of `ModelConfig`."""
+    """64 tokens and two layers; `changes` are fields of `ModelConfig`."""
     config = ModelConfig(
         family="llama",
         vocab_size=64,
         hidden_size=32,
         intermediate_size=48,
-        num_layers=3,
+        num_layers=2,
         num_heads=4,
         num_key_heads=2,
         head_dim=8,
@@ -240,8 +240,7 @@ def oracle(
     params = dataclasses.replace(
         params, max_tokens=params.max_tokens + gamma, ignore_eos=True, stop_token_ids=()
     )
-    room = options.pop("room", 128) + gamma
-    plain = decode(target, METHODS["none"](), None, prompts, params, room=room)
+    plain = decode(target, METHODS["none"](), None, prompts, params, **options)
     texts = [[*p, *d.tokens] for p, d in zip(prompts, plain, strict=True)]
     return Scripted(gamma=gamma), script(texts, gamma=gamma)
 
@@ -469,9 +468,9 @@ def compilations() -> Iterator[list[str]]:
     """A list that grows by one with every program that XLA compiles within."""
     compiled: list[str] = []
 
-    def note(event: str, seconds: float, **_: Any) -> None:
+    def note(event: str, duration_secs: float, **_: str | int) -> None:
         if event.endswith("backend_compile_duration"):
-            compiled.append(f"{event}: {seconds:.3f} s")
+            compiled.append(f"{event}: {duration_secs:.3f} s")
 
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
