@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
@@ -17,7 +16,7 @@ BLOCK = 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheLayout:
-    """How much a cache holds: `rows` texts of at most `room` tokens in `pages` pages."""
+    """How much a cache holds: `rows` texts of at most `room` tokens, in `pages`."""
 
     rows: int
     room: int
@@ -116,14 +115,16 @@ class KVCache:
     ) -> "KVCache":
         """Writes the nodes' keys and values of one layer behind the committed ones."""
         page, slot = self._places(self.length[:, None] + jnp.arange(k.shape[1])[None])
-        put = lambda a, new: a.at[page, :, slot].set(new.astype(a.dtype), mode="drop")
-        swap = lambda all_, new: (*all_[:layer], put(all_[layer], new), *all_[layer + 1 :])
+
+        def swap(layers: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
+            a = layers[layer]
+            a = a.at[page, :, slot].set(new.astype(a.dtype), mode="drop")
+            return (*layers[:layer], a, *layers[layer + 1 :])
+
         pages = self.pages
         return dataclasses.replace(
             self,
-            pages=dataclasses.replace(
-                pages, k=swap(pages.k, k), v=swap(pages.v, v)
-            ),
+            pages=dataclasses.replace(pages, k=swap(pages.k, k), v=swap(pages.v, v)),
         )
 
     def attend(
@@ -179,9 +180,7 @@ class KVCache:
         steps = jnp.arange(path.shape[1])[None]
         kept = steps < count[:, None]
         beyond = self.table.shape[1] * self.pages.text.shape[1]
-        page, slot = self._places(
-            jnp.where(kept, self.length[:, None] + steps, beyond)
-        )
+        page, slot = self._places(jnp.where(kept, self.length[:, None] + steps, beyond))
         pages = self.pages
         text = pages.text.at[page, slot].set(tokens, mode="drop")
         if branching:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int
 
 from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import Drafter, Memory, View
@@ -113,7 +113,10 @@ def init_state(
 ) -> DecodeState:
     """Rows that hold nothing, and empty pages for target and drafter."""
     config, b = target.config, layout.rows
-    zeros = lambda: jnp.zeros((b,), jnp.int32)
+
+    def zeros() -> Array:
+        return jnp.zeros((b,), jnp.int32)
+
     return DecodeState(
         rows=Rows(
             anchor=zeros(),
@@ -154,7 +157,10 @@ def admit(state: DecodeState, row: Int[Array, ""], entry: Rows) -> DecodeState:
       entry: one row's values; `anchor` is the prompt's last token, and `length` what
         of the prompt the pages hold already.
     """
-    put = lambda a, new: a.at[row].set(new[0])
+
+    def put(a: Array, new: Array) -> Array:
+        return a.at[row].set(new[0])
+
     rules = dataclasses.replace(
         state.rules, active=state.rules.active.at[row].set(False)
     )
@@ -170,7 +176,15 @@ def bind_rules(
     seen: Bool[Array, " V"],
     bias: Float[Array, " V"],
 ) -> DecodeState:
-    """Gives an admitted row its penalties (repetition, presence, frequency) and bias."""
+    """Gives an admitted row its penalties and its bias.
+
+    Args:
+      state: donated.
+      row: which.
+      penalties: repetition, presence, frequency.
+      seen: whether a token stands in the prompt.
+      bias: added to the logits.
+    """
     rules = state.rules
     return dataclasses.replace(
         state,
@@ -336,9 +350,9 @@ def decode_round(
     )
     delivered = jnp.arange(tokens.shape[1])[None] < count[:, None]
     v = state.rules.counts.shape[1]
-    counts = state.rules.counts.at[
-        rows[:, None], jnp.where(delivered, tokens, v)
-    ].add(1, mode="drop")
+    counts = state.rules.counts.at[rows[:, None], jnp.where(delivered, tokens, v)].add(
+        1, mode="drop"
+    )
     state = DecodeState(
         rows=_put(state.rows, rows, after),
         pages=cache.pages,
@@ -433,14 +447,15 @@ def _deliver(
     n = tokens.shape[1]
     steps = jnp.arange(n)[None]
     sound = jnp.take_along_axis(sound, verdict.path, axis=1)
-    first = lambda flags: jnp.min(jnp.where(flags, steps, n), axis=1).astype(jnp.int32)
+
+    def first(flags: Array) -> Array:
+        return jnp.min(jnp.where(flags, steps, n), axis=1).astype(jnp.int32)
+
     broken = first(~sound & (steps < count[:, None]))
     count = jnp.minimum(count, broken)
     left = here.budget - here.emitted
     stop = (tokens[:, :, None] == here.stops[:, None]) & (here.stops >= 0)[:, None]
-    ends = stop.any(-1) & (
-        here.emitted[:, None] + steps + 1 > here.earliest[:, None]
-    )
+    ends = stop.any(-1) & (here.emitted[:, None] + steps + 1 > here.earliest[:, None])
     stopped = first(ends & (steps < jnp.minimum(count, left)[:, None]))
     finish = jnp.where(broken < n, Finish.ERROR, Finish.RUNNING)
     finish = jnp.where(count >= left, Finish.LENGTH, finish)

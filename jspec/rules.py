@@ -1,6 +1,5 @@
 """Penalties, biases and bans: what a request does to the logits before its law."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -54,10 +53,13 @@ def apply_rules(
     2019, CTRL, §4.1) over prompt and output; presence and frequency penalties over
     the output, as in the OpenAI API; then the bias.
     """
-    column = lambda a: a[:, None, None]
+
+    def column(a: Array) -> Array:
+        return a[:, None, None]
 
     def penalise(logits: Array, count: Array, seen: Array) -> Array:
-        factor = jnp.where(logits > 0, 1 / column(rules.repetition), column(rules.repetition))
+        factor = column(rules.repetition)
+        factor = jnp.where(logits > 0, 1 / factor, factor)
         logits = jnp.where(seen, logits * factor, logits)
         return (
             logits
@@ -68,7 +70,9 @@ def apply_rules(
     b, n = tokens.shape
     above = ancestors & (jnp.arange(n) > 0)[None, None]
     same = tokens[:, :, None] == tokens[:, None]
-    drafted = jnp.einsum("bnm,bkm->bnk", above.astype(jnp.int32), same.astype(jnp.int32))
+    drafted = jnp.einsum(
+        "bnm,bkm->bnk", above.astype(jnp.int32), same.astype(jnp.int32)
+    )
     here = jnp.take_along_axis(rules.counts, tokens, axis=1)[:, None] + drafted
     index = jnp.broadcast_to(tokens[:, None], (b, n, n))
     own = penalise(

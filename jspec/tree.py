@@ -1,6 +1,7 @@
 """Frozen dataclasses that JAX sees as pytrees."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, dataclass_transform
 
 import jax
@@ -27,7 +28,7 @@ def pytree[T](cls: type[T]) -> type[T]:
             (jax.tree_util.GetAttrKey(name), getattr(tree, name)) for name in names
         ), None
 
-    def unflatten(_: None, children: tuple[Any, ...]) -> Any:
+    def unflatten(_: None, children: Iterable[Any]) -> Any:
         tree = object.__new__(frozen)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(tree, name, child)

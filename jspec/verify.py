@@ -83,13 +83,21 @@ def verify_chain(
     coins, recover, bonus = jax.vmap(_streams)(keys)
     u = jax.vmap(lambda key: jax.random.uniform(key, (n,)))(coins)[:, 1:]
     drafted = tokens[:, 1:]
-    of = lambda law: jnp.take_along_axis(law, drafted[..., None], axis=-1)[..., 0]
+
+    def of(law: Array) -> Array:
+        return jnp.take_along_axis(law, drafted[..., None], axis=-1)[..., 0]
+
+    def at(a: Array, i: Array) -> Array:
+        return jnp.take_along_axis(a, i[:, None, None], axis=1)[:, 0]
+
+    def pick(key: Array, row: Array) -> Array:
+        return jax.random.categorical(key, jnp.log(row))
+
     chance = jnp.ones_like(u) if q is None else of(q[:, 1:])
     offered = proposal.parent[:, 1:] == jnp.arange(n - 1)[None]
     passed = offered & (u * chance < of(p[:, :-1]))
     kept = jnp.cumprod(passed, axis=1).astype(bool)
     last = kept.sum(1, dtype=jnp.int32)
-    at = lambda a, i: jnp.take_along_axis(a, i[:, None, None], axis=1)[:, 0]
     law = at(p, last)
     refused_node = jnp.minimum(last + 1, n - 1)
     refused = (last < n - 1) & jnp.take_along_axis(
@@ -106,7 +114,6 @@ def verify_chain(
         refused[:, None], jax.random.key_data(recover), jax.random.key_data(bonus)
     )
     final = jax.random.wrap_key_data(data, impl=jax.random.key_impl(bonus))
-    pick = lambda key, row: jax.random.categorical(key, jnp.log(row))
     drawn = jax.vmap(pick)(final, r).astype(jnp.int32)
     ones = jnp.ones((b, 1), bool)
     return Verdict(kept=jnp.concatenate([ones, kept], axis=1), bonus=drawn)

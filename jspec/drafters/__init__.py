@@ -10,6 +10,6 @@ from jspec.drafters.plain import Plain
 
 __all__ = ["METHODS", "About", "Drafter", "Memory", "View"]
 
-METHODS: Mapping[str, type[Drafter]] = MappingProxyType(
+METHODS: Mapping[str, type[Drafter]] = MappingProxyType[str, type[Drafter]](
     {"none": Plain, "ngram": NGram, "draft_model": DraftModel}
 )

@@ -73,6 +73,7 @@ class Drafter(Protocol):
     """
 
     about: ClassVar[About]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     @property
     def gamma(self) -> int:

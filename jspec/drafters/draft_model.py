@@ -43,8 +43,8 @@ class DraftModel:
     )
     gamma: int = 4
     draft_sampling: Literal["greedy", "probabilistic"] = "probabilistic"
-    feature_layers: ClassVar[tuple[int, ...]] = ()
-    branching: ClassVar[bool] = False
+    feature_layers = ()
+    branching = False
 
     def __post_init__(self) -> None:
         """Refuses what it cannot do."""
@@ -124,14 +124,14 @@ class DraftModel:
         (_, pages), (tokens, q) = jax.lax.scan(visit, (first, pages), steps)
         drafted = jnp.concatenate([anchor[None], first[None], tokens]).T
         nodes = jnp.arange(self.gamma + 1, dtype=jnp.int32) - 1
+        dense = None
+        if q_first is not None and q is not None:
+            dense = jnp.stack([jnp.zeros_like(q_first), q_first])
+            dense = jnp.moveaxis(jnp.concatenate([dense, q]), 0, 1)
         proposal = Proposal(
             tokens=drafted,
             parent=jnp.broadcast_to(nodes, (batch, self.gamma + 1)),
-            q=None
-            if q_first is None
-            else jnp.moveaxis(
-                jnp.concatenate([jnp.zeros_like(q_first)[None], q_first[None], q]), 0, 1
-            ),
+            q=dense,
         )
         return proposal, dataclasses.replace(memory, pages=pages)
 

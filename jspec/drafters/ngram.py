@@ -36,8 +36,8 @@ class NGram:
     gamma: int = 4
     longest: int = 5
     shortest: int = 2
-    feature_layers: ClassVar[tuple[int, ...]] = ()
-    branching: ClassVar[bool] = False
+    feature_layers = ()
+    branching = False
 
     def __post_init__(self) -> None:
         """Refuses sizes that look up nothing."""

@@ -27,8 +27,8 @@ class Plain:
         q=("certain",),
     )
     gamma: int = 0
-    feature_layers: ClassVar[tuple[int, ...]] = ()
-    branching: ClassVar[bool] = False
+    feature_layers = ()
+    branching = False
 
     def __post_init__(self) -> None:
         """Refuses to draft."""

@@ -100,10 +100,8 @@ class Executables:
 
         self._shapes = jax.tree.map(_shape, state)
         self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
-        self._admit = self._compile(
-            "admit", decode.admit, shardings, np.int32(0), entry
-        )
-        self._bind = self._compile(
+        admit = self._compile("admit", decode.admit, shardings, np.int32(0), entry)
+        bind = self._compile(
             "bind_rules",
             decode.bind_rules,
             shardings,
@@ -112,7 +110,7 @@ class Executables:
             np.zeros(vocab, bool),
             np.zeros(vocab, np.float32),
         )
-        self._prefill = {
+        prefill = {
             size: self._compile(
                 f"prefill {size}",
                 with_weights(functools.partial(decode.prefill, drafter=drafter)),
@@ -125,12 +123,14 @@ class Executables:
             )
             for size in buckets.prompt
         }
-        self._round = {}
+        round = {}
         for gamma in buckets.gammas:
-            drafting = dataclasses.replace(drafter, gamma=gamma)  # type: ignore[type-var]
-            step = with_weights(functools.partial(decode.decode_round, drafter=drafting))
+            drafting = dataclasses.replace(drafter, gamma=gamma)
+            step = with_weights(
+                functools.partial(decode.decode_round, drafter=drafting)
+            )
             for batch in buckets.batch:
-                self._round[gamma, batch] = self._compile(
+                round[gamma, batch] = self._compile(
                     f"round K={gamma} batch={batch}",
                     step,
                     (shardings, None),
@@ -139,9 +139,9 @@ class Executables:
                 )
 
         with self._pool:
-            self._admit, self._bind = self._admit.result(), self._bind.result()
-            self._prefill = {size: f.result() for size, f in self._prefill.items()}
-            self._round = {shape: f.result() for shape, f in self._round.items()}
+            self._admit, self._bind = admit.result(), bind.result()
+            self._prefill = {size: f.result() for size, f in prefill.items()}
+            self._round = {shape: f.result() for shape, f in round.items()}
 
     def _compile(
         self,
@@ -150,7 +150,7 @@ class Executables:
         out: Any,
         *args: Any,
         weights: bool = False,
-    ) -> Future[Any]:
+    ) -> Future[Callable[..., Any]]:
         """Traces now, compiles beside the next trace."""
         started = time.perf_counter()
         jitted = jax.jit(step, donate_argnums=int(weights), out_shardings=out)
@@ -158,7 +158,7 @@ class Executables:
         lowered = jitted.lower(*leading, self._shapes, *args)
         traced = time.perf_counter() - started
 
-        def compile() -> Any:
+        def compile() -> Callable[..., Any]:
             started = time.perf_counter()
             compiled = lowered.compile()
             self.seconds[name] = traced + time.perf_counter() - started
@@ -185,7 +185,10 @@ class Executables:
         size = Buckets.fit(len(tokens), self.buckets.prompt, "a piece of a prompt of")
         padded = np.zeros((1, size), np.int32)
         padded[0, : len(tokens)] = tokens
-        one = lambda value: np.array([value], np.int32)
+
+        def one(value: int) -> np.ndarray:
+            return np.array([value], np.int32)
+
         return self._prefill[size](
             self._leaves, state, one(row), padded, one(len(tokens)), one(following)
         )

@@ -103,7 +103,9 @@ class ModelConfig:
             "max_position",
         ):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be at least 1, not {getattr(self, name)}"
+                )
         if self.num_heads % self.num_key_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is not a multiple of num_key_heads "
@@ -215,4 +217,6 @@ class Target(Protocol):
         branching: bool = False,
         feature_layers: tuple[int, ...] = (),
         logits: bool = True,
-    ) -> Seen: ...
+    ) -> Seen:
+        """What it says of the nodes, of which each follows its `parent`."""
+        ...

@@ -12,7 +12,7 @@ from jspec import checkpoint, models
 from jspec.decode import DecodeState
 from jspec.mesh import ShardingRules, sharding_of
 
-__all__ = ["load_model", "place_state", "pick_dtype"]
+__all__ = ["load_model", "pick_dtype", "place_state"]
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -80,13 +80,14 @@ def place_state(
             a, sharding_of("pages", a.shape, mesh, shared, units=units)
         )
 
-    pages = dataclasses.replace(
-        state.pages,
-        k=tuple(map(spread, state.pages.k)),
-        v=tuple(map(spread, state.pages.v)),
-        text=jax.device_put(state.pages.text, whole),
+    return DecodeState(
+        rows=jax.device_put(state.rows, whole),
+        pages=dataclasses.replace(
+            state.pages,
+            k=tuple(map(spread, state.pages.k)),
+            v=tuple(map(spread, state.pages.v)),
+            text=jax.device_put(state.pages.text, whole),
+        ),
+        memory=jax.device_put(state.memory, whole),
+        rules=jax.device_put(state.rules, whole),
     )
-    others = jax.tree.map(
-        lambda a: jax.device_put(a, whole), dataclasses.replace(state, pages=None)
-    )
-    return dataclasses.replace(others, pages=pages)

@@ -48,7 +48,8 @@ def methods() -> tuple[Method, ...]:
         if about.weights is None:
             refused += (f"drafter= is refused: {name!r} has no weights",)
         if "dense" not in about.q:
-            refused += ("draft_sampling='probabilistic' is refused: drafts are certain",)
+            certain = "draft_sampling='probabilistic' is refused: drafts are certain"
+            refused += (certain,)
         listed.append(
             Method(
                 name=name,
