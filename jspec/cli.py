@@ -1,10 +1,10 @@
-"""The command `jspec`: generate, demo, methods, bench."""
+"""The command `jspec`: generate, serve, demo, methods, bench."""
 
 import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +33,7 @@ DEMO = (
 
 
 @contextlib.contextmanager
-def _errors() -> Iterator[None]:
+def _errors() -> Generator[None]:
     """Wrong input: one line on stderr, exit status 2."""
     try:
         yield
@@ -45,12 +45,12 @@ def _errors() -> Iterator[None]:
 @app.command()
 def generate(
     prompts: Annotated[list[str], typer.Argument(help="Texts to answer or go on.")],
-    target: Annotated[str, typer.Option(help="Model directory, file or name.")] = TARGET,
+    target: Annotated[
+        str, typer.Option(help="Model directory, file or name.")
+    ] = TARGET,
     method: Annotated[str, typer.Option(help="See `jspec methods`.")] = "auto",
     drafter: Annotated[str | None, typer.Option(help="The drafter's weights.")] = None,
-    k: Annotated[
-        int | None, typer.Option("-k", help="Drafted tokens a round.")
-    ] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.")] = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
@@ -86,7 +86,9 @@ def generate(
                 _answer(server, prompt, asked, params, as_json=as_json)
 
 
-def _answer(server: Any, prompt: str, asked: Any, params: Any, *, as_json: bool) -> None:
+def _answer(
+    server: Any, prompt: str, asked: Any, params: Any, *, as_json: bool
+) -> None:
     started = time.perf_counter()
     handle = server.submit(asked, params)
     first = None
@@ -135,6 +137,80 @@ def _rate(completion: Any, first: float, ended: float) -> float:
 
 
 @app.command()
+def serve(
+    target: Annotated[
+        str, typer.Option(help="Model directory, file or name.")
+    ] = TARGET,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option("--model-name", help="What requests call the model.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="Bearer token that /v1 asks for.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="See `jspec methods`.")] = "auto",
+    drafter: Annotated[str | None, typer.Option(help="The drafter's weights.")] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.")] = None,
+    max_batch: Annotated[int, typer.Option(help="Answers that run at once.")] = 8,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Most tokens of a prompt and its answer.")
+    ] = None,
+    kv_pages: Annotated[int | None, typer.Option(help="Pages of the cache.")] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Prompts that begin alike share their pages.")
+    ] = True,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 or bfloat16; the checkpoint's if unset.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of requests without one.")] = 0,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds for running answers at the end.")
+    ] = 10.0,
+) -> None:
+    """Serves OpenAI's HTTP interface until SIGTERM or SIGINT."""
+    with _errors():
+        try:
+            from jspec.server import http, http_run
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"the HTTP server needs {error.name}: pip install 'jspec[server]'"
+            ) from error
+        import jspec
+
+        if api_key is not None and not (api_key.isascii() and api_key.strip()):
+            raise ValueError("--api-key must be ASCII and not empty")
+        listener = http_run.bind(host, port)
+        with (
+            listener,
+            jspec.serve(
+                target,
+                method=method,
+                drafter=drafter,
+                num_speculative_tokens=k,
+                max_batch=max_batch,
+                max_model_len=max_model_len,
+                kv_pages=kv_pages,
+                prefix_cache=prefix_cache,
+                dtype=dtype,
+                seed=seed,
+            ) as server,
+        ):
+            service = http.Service(server, name=name, api_key=api_key)
+            at, port = listener.getsockname()[:2]
+            at = f"[{at}]" if ":" in at else at
+
+            def ready() -> None:
+                typer.echo(
+                    f"jspec serves {service.names[0]} at http://{at}:{port}/v1 "
+                    f"(method {server.method}, K {server.num_speculative_tokens})"
+                )
+                sys.stdout.flush()
+
+            http_run.run(service, listener, grace=grace, ready=ready)
+
+
+@app.command()
 def demo(
     max_tokens: Annotated[int, typer.Option(help="Most tokens an answer.")] = 96,
     k: Annotated[int, typer.Option("-k", help="Drafted tokens a round.")] = 5,
@@ -163,13 +239,17 @@ def demo(
             dtype=dtype,
             prefix_cache=False,
         ) as server:
-            console.print(f"[dim]ready after {time.perf_counter() - started:.1f} s[/]\n")
+            console.print(
+                f"[dim]ready after {time.perf_counter() - started:.1f} s[/]\n"
+            )
             for prompt in DEMO:
                 console.print(f"[bold]{prompt}[/]")
                 runs = {}
                 for name, own in (("plain", 0), ("n-gram", k)):
                     params = jspec.SamplingParams(
-                        temperature=0.0, max_tokens=max_tokens, num_speculative_tokens=own
+                        temperature=0.0,
+                        max_tokens=max_tokens,
+                        num_speculative_tokens=own,
                     )
                     handle = server.submit(
                         [{"role": "user", "content": prompt}], params
