@@ -79,7 +79,6 @@ def write_checkpoint(folder: Path, seed=0, swap=None, noise=0.0, **changes):
 def quick_compiler(folder):
     """Programs are compiled without optimisation, and those alike only once."""
     wanted = {
-        "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -87,12 +86,14 @@ def quick_compiler(folder):
     before = {name: getattr(jax.config, name) for name in wanted}
     for name, value in wanted.items():
         jax.config.update(name, value)
+    jax.config.update("jax_disable_most_optimizations", True)
     compilation_cache.reset_cache()
     try:
         yield
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
+        jax.config.update("jax_disable_most_optimizations", False)
         compilation_cache.reset_cache()
 
 

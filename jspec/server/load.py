@@ -25,7 +25,10 @@ def pick_dtype(dtype: Any) -> Any:
     """
     if dtype is None:
         return None
-    name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    try:
+        name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
     if name not in DTYPES:
         raise ValueError(f"dtype must be float32 or bfloat16, not {name!r}")
     return DTYPES[name]

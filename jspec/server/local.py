@@ -10,7 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from typing import Any, Self
 
@@ -113,6 +120,7 @@ class Handle:
             if not self._arrived.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(f"the text was not complete after {timeout} s")
         request = self._request
+        assert request.finish_reason is not None, "a text ended without a reason"
         return Completion(
             text=self._text.text,
             token_ids=request.token_ids,
@@ -245,7 +253,7 @@ class Server:
             return [handle.result() for handle in handles]
 
     @contextlib.contextmanager
-    def _asked(self, prompts: Any, params: Any) -> Iterator[list[Handle]]:
+    def _asked(self, prompts: Any, params: Any) -> Generator[list[Handle]]:
         """Every request submitted; all of them aborted if anything goes wrong."""
         many = _many(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -351,16 +359,19 @@ class Server:
             raise ValueError(
                 f"a prompt is text, token ids or chat messages, not {prompt!r}"
             )
-        if prompt and all(isinstance(part, Mapping) for part in prompt):
-            return self.tokenizer.chat(prompt)
-        if not all(
-            isinstance(part, numbers.Integral) and not isinstance(part, bool)
+        messages = [part for part in prompt if isinstance(part, Mapping)]
+        if messages and len(messages) == len(prompt):
+            return self.tokenizer.chat(messages)
+        ids = [
+            int(part)
             for part in prompt
-        ):
+            if isinstance(part, numbers.Integral) and not isinstance(part, bool)
+        ]
+        if len(ids) != len(prompt):
             raise ValueError(
                 "a prompt is text, token ids or chat messages, not a mixture"
             )
-        return [int(part) for part in prompt]  # type: ignore[arg-type]
+        return ids
 
 
 def _many(prompts: Any) -> list[Prompt]:
@@ -441,7 +452,12 @@ def serve(
       ValueError: the arguments, the checkpoint or their combination cannot work.
     """
     started = time.perf_counter()
-    _refuse(schedule, verification, lora)
+    _refuse(target, schedule, verification, lora, mesh)
+    for what, value in (("max_batch", max_batch), ("page_size", page_size)):
+        _integer(what, value, 1)
+    for what, value, least in (("kv_pages", kv_pages, 1), ("seed", seed, 0)):
+        if value is not None:
+            _integer(what, value, least)
     drafting = _drafter(
         method, drafter, num_speculative_tokens, draft_sampling, method_options
     )
@@ -476,10 +492,15 @@ def serve(
 
     config = model.config
     room = config.max_position if max_model_len is None else max_model_len
-    if not 2 <= room <= config.max_position:
+    if not isinstance(room, int) or not 2 <= room <= config.max_position:
         raise ValueError(
             f"max_model_len must lie in 2..{config.max_position}, which the model was "
             f"made for, not {room}"
+        )
+    if drafting.gamma >= room:
+        raise ValueError(
+            f"num_speculative_tokens {drafting.gamma} must be less than max_model_len "
+            f"{room}"
         )
     layout = _layout(model, weights, max_batch, room, page_size, kv_pages)
     state = place_state(
@@ -531,7 +552,25 @@ def serve(
     )
 
 
-def _refuse(schedule: Any, verification: str, lora: Any) -> None:
+def _integer(what: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"{what} must be an integer of at least {least}, not {value!r}"
+        )
+
+
+def _refuse(
+    target: Any, schedule: Any, verification: str, lora: Any, mesh: Any
+) -> None:
+    if not isinstance(target, str | Path):
+        raise ValueError(f"the target must be a path or a name, not {target!r}")
+    if mesh is not None:
+        if not isinstance(mesh, jax.sharding.Mesh):
+            raise ValueError(f"mesh must be a jax.sharding.Mesh, not {mesh!r}")
+        if "model" not in mesh.axis_names:
+            raise ValueError(
+                f"mesh must have an axis 'model'; it has {', '.join(mesh.axis_names)}"
+            )
     if schedule is not None:
         raise ValueError(
             "schedule= is not supported in this version: K is one number; leave it None"
@@ -555,7 +594,7 @@ def _drafter(
 ) -> tuple[str, Any]:
     if method == "auto":
         method = "ngram" if weights is None else "draft_model"
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ValueError(
             f"method {method!r} is not known; known are auto, {', '.join(METHODS)}"
         )
@@ -564,8 +603,10 @@ def _drafter(
         raise ValueError(f"method {method!r} has no weights; drafter= must be None")
     if kind.about.weights is not None and weights is None:
         raise ValueError(f"method {method!r} needs drafter=, {kind.about.weights}")
+    if options is not None and not isinstance(options, Mapping):
+        raise ValueError(f"method_options must be a mapping, not {options!r}")
     fields = dict(options or {})
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = {field.name for field in dataclasses.fields(kind)}
     for field in fields:
         if field not in known - {"gamma", "draft_sampling"}:
             raise ValueError(
@@ -573,11 +614,14 @@ def _drafter(
                 f"{', '.join(sorted(known - {'gamma', 'draft_sampling'})) or 'none'}"
             )
     if k is not None:
-        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
+        _integer("num_speculative_tokens", k, 0)
+        if "gamma" in known:
+            fields["gamma"] = k
+        elif k:
             raise ValueError(
-                f"num_speculative_tokens must be an integer of at least 0, not {k!r}"
+                f"method {method!r} drafts nothing; num_speculative_tokens must be "
+                f"None or 0, not {k}"
             )
-        fields["gamma"] = k
     if draft_sampling not in ("auto", "greedy", "probabilistic"):
         raise ValueError(
             f"draft_sampling must be 'auto', 'greedy' or 'probabilistic', not "
@@ -592,7 +636,10 @@ def _drafter(
             )
         if "draft_sampling" in known:
             fields["draft_sampling"] = draft_sampling
-    return method, kind(**fields)
+    try:
+        return method, kind(**fields)
+    except TypeError as error:
+        raise ValueError(f"method_options {fields!r} cannot be: {error}") from None
 
 
 def _layout(
@@ -603,9 +650,6 @@ def _layout(
     page_size: int,
     kv_pages: int | None,
 ) -> CacheLayout:
-    for what, value in (("max_batch", max_batch), ("page_size", page_size)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{what} must be an integer of at least 1, not {value!r}")
     one_text = math.ceil(room / page_size)
     if kv_pages is None:
         models = [model] if weights is None else [model, weights]
@@ -619,13 +663,11 @@ def _layout(
         )
         kv_pages = min(max_batch * one_text, CACHE_BYTES // (per_token * page_size))
         kv_pages = max(kv_pages, one_text)
-    elif isinstance(kv_pages, bool) or not isinstance(kv_pages, int) or kv_pages < 1:
-        raise ValueError(f"kv_pages must be an integer of at least 1, not {kv_pages!r}")
     return CacheLayout(rows=max_batch, room=room, pages=kv_pages, page_size=page_size)
 
 
 @contextlib.contextmanager
-def _compiling(show: bool) -> Iterator[Any]:
+def _compiling(show: bool) -> Generator[Any]:
     if not show:
         yield None
         return
