@@ -4,6 +4,7 @@ import datetime
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -212,15 +213,31 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
     if not any((path / name).is_file() for name in ("tokenizer.model", "vocab.json")):
         raise ValueError(f"{path} holds no tokenizer")
     try:
-        from transformers import AutoTokenizer
-
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, use_fast=True)
+        tokenizer: Any = _auto_tokenizer().from_pretrained(path, use_fast=True)
         return tokenizer.backend_tokenizer
     except Exception as error:
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"transformers cannot read the tokenizer in {path}: {line}"
         ) from error
+
+
+def _auto_tokenizer() -> Any:
+    """transformers' `AutoTokenizer`, imported where it is needed, which takes seconds.
+
+    Its advice that models need PyTorch is withheld, and nothing else: we use none.
+    """
+    logger = logging.getLogger("transformers")
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("PyTorch was not found")
+
+    logger.addFilter(wanted)
+    try:
+        from transformers import AutoTokenizer
+    finally:
+        logger.removeFilter(wanted)
+    return AutoTokenizer
 
 
 def _byte_rule(settings: Mapping[str, Any]) -> str:
@@ -240,10 +257,14 @@ def _byte_table() -> dict[str, int]:
     return table | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
+TAGS = {"generation"}
+"""What `_Generation` reads."""
+
+
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks what a model wrote; it prints what it holds."""
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = TAGS
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
