@@ -88,7 +88,9 @@ class Executables:
         self._progress = progress
         one = np.zeros(1, np.int32)
         vocab = state.rules.seen.shape[1]
-        entry = jax.tree.map(lambda a: np.zeros((1, *a.shape[1:]), a.dtype), state.rows)
+        self._entry = jax.tree.map(
+            lambda a: np.zeros((1, *a.shape[1:]), a.dtype), state.rows
+        )
         shardings = jax.tree.map(lambda a: a.sharding, state)
 
         def with_weights(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +102,9 @@ class Executables:
 
         self._shapes = jax.tree.map(_shape, state)
         self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
-        admit = self._compile("admit", decode.admit, shardings, np.int32(0), entry)
+        admit = self._compile(
+            "admit", decode.admit, shardings, np.int32(0), self._entry
+        )
         bind = self._compile(
             "bind_rules",
             decode.bind_rules,
@@ -167,6 +171,10 @@ class Executables:
             return compiled
 
         return self._pool.submit(compile)
+
+    def blank(self) -> Any:
+        """A `Rows` of one row for the host to fill in: of numpy arrays, all zero."""
+        return jax.tree.map(np.copy, self._entry)
 
     def admit(self, state: DecodeState, row: int, entry: decode.Rows) -> DecodeState:
         """Gives a row to a request."""

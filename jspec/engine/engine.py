@@ -13,19 +13,22 @@ import jax
 import numpy as np
 
 from jspec.cache import CacheLayout
-from jspec.decode import STOPS, DecodeState, Emission, Finish, Rows
+from jspec.decode import STOPS, DecodeState, Emission, Finish
 from jspec.drafters.base import Drafter
 from jspec.engine.buckets import Buckets, Executables
 from jspec.engine.pages import PagePool
 from jspec.engine.request import Emitted, Request
 from jspec.engine.scheduler import Admission, Plan, Scheduler
 from jspec.models.base import Target
-from jspec.params import SamplingParams
-from jspec.sampling import Sampling
+from jspec.params import FinishReason, SamplingParams
 
 __all__ = ["Counters", "Engine"]
 
-REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error"}
+REASONS: dict[Finish, FinishReason] = {
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.ERROR: "error",
+}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -284,34 +287,25 @@ class Engine:
         request, grant = admission.request, admission.grant
         params = request.params
         self.counters.cached_tokens += grant.cached_tokens
-
-        def one(value: Any, dtype: Any = np.int32) -> np.ndarray:
-            return np.array([value], dtype)
-
-        table = np.full((1, self.layout.row_pages), self.layout.pages, np.int32)
-        table[0, : len(grant.pages)] = grant.pages
-        stops = np.full((1, STOPS), -1, np.int32)
-        own = self._stops.pop(request.id)
-        stops[0, : len(own)] = own
+        stops = self._stops.pop(request.id)
         drafted = params.num_speculative_tokens
-        entry = Rows(
-            anchor=one(request.prompt_ids[-1]),
-            length=one(grant.cached_tokens),
-            table=table,
-            live=one(True, bool),
-            emitted=one(0),
-            budget=one(request.limit),
-            earliest=one(params.min_tokens),
-            stops=stops,
-            gamma=one(self.gamma if drafted is None else drafted),
-            sampling=Sampling(
-                temperature=one(params.temperature, np.float32),
-                top_k=one(params.top_k),
-                top_p=one(params.top_p, np.float32),
-                min_p=one(params.min_p, np.float32),
-                seed=self._key(params)[None],
-            ),
-        )
+        entry = self.executables.blank()
+        entry.anchor[0] = request.prompt_ids[-1]
+        entry.length[0] = grant.cached_tokens
+        entry.table[0] = self.layout.pages
+        entry.table[0, : len(grant.pages)] = grant.pages
+        entry.live[0] = True
+        entry.emitted[0] = 0
+        entry.budget[0] = request.limit
+        entry.earliest[0] = params.min_tokens
+        entry.stops[0] = -1
+        entry.stops[0, : len(stops)] = stops
+        entry.gamma[0] = self.gamma if drafted is None else drafted
+        entry.sampling.temperature[0] = params.temperature
+        entry.sampling.top_k[0] = params.top_k
+        entry.sampling.top_p[0] = params.top_p
+        entry.sampling.min_p[0] = params.min_p
+        entry.sampling.seed[0] = self._key(params)
         state = self.executables.admit(state, admission.row, entry)
         penalties = (
             params.repetition_penalty,
@@ -347,7 +341,7 @@ class Engine:
                 tokens=seen.tokens[i, : seen.count[i]].tolist(),
                 drafted=int(seen.drafted[i]),
                 accepted=int(seen.accepted[i]),
-                finish_reason=REASONS.get(Finish(seen.finish[i])),  # type: ignore[arg-type]
+                finish_reason=REASONS.get(Finish(seen.finish[i])),
             )
             for i in range(plan.batch)
         ]
