@@ -12,7 +12,8 @@ class Watch(transformers.StoppingCriteria):
     def __init__(self, clock: protocol.Clock, width: int) -> None:
         self.clock, self.width = clock, width
 
-    def __call__(self, input_ids, scores, **kwargs):  # noqa: D102
+    def __call__(self, input_ids, scores, **kwargs):
+        """Notes the lengths; stops no row."""
         rows, length = input_ids.shape
         self.clock.saw([length - self.width] * rows)
         return torch.zeros(rows, dtype=torch.bool)

@@ -5,7 +5,8 @@ work hides behind the device's; what does not hide is dispatch overhead.
 Command: `python -m benchmarks.runs.dispatch`
 Expected: under 5 % of a round at batch 1 on two cores of a server CPU. What the host
 does while the device works counts too, so both figures are upper bounds: of the
-engine's own counters, `dispatch_seconds` and `host_seconds` against those and `wait_seconds`.
+engine's own counters, `dispatch_seconds` and `host_seconds` against those and
+`wait_seconds`.
 """
 
 import math
