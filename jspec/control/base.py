@@ -1,0 +1,89 @@
+"""What a controller is: it says how many tokens the next round drafts."""
+
+import numbers
+import statistics
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+__all__ = ["Aggregate", "Controller", "Static", "natural", "representative"]
+
+type Aggregate = Literal["median", "mean", "max"]
+
+
+class Controller(Protocol):
+    """Chooses K; the engine's `choose` is `controller.k`."""
+
+    @property
+    def palette(self) -> tuple[int, ...]:
+        """Every K it may choose, ascending: what has to be compiled."""
+        ...
+
+    def k(self, batch: int, context: int = 0) -> int:
+        """Drafted tokens of the next round.
+
+        Args:
+          batch: rows that decode.
+          context: what stands for their lengths; see `representative`.
+        """
+        ...
+
+    def update(
+        self, accepted: Sequence[int], batch: int, drafted: int | None = None
+    ) -> None:
+        """Learns from a round.
+
+        Args:
+          accepted: accepted drafts of each row, the bonus not counted.
+          batch: rows that decoded.
+          drafted: K of that round, which is read after the next one was dispatched;
+            `None`: the K that this controller now chooses.
+        """
+        ...
+
+
+class Static:
+    """The same K, always."""
+
+    def __init__(self, k: int) -> None:
+        """Says what is not a K."""
+        self._k = natural(k, "K")
+
+    @property
+    def palette(self) -> tuple[int, ...]:
+        """Its K alone."""
+        return (self._k,)
+
+    def k(self, batch: int, context: int = 0) -> int:
+        """Its K."""
+        return self._k
+
+    def update(
+        self, accepted: Sequence[int], batch: int, drafted: int | None = None
+    ) -> None:
+        """Learns nothing."""
+
+
+def representative(lengths: Sequence[int], how: Aggregate = "median") -> int:
+    """One context for the rows that decode; prompts still being read do not count.
+
+    The median as in the RFC (of two middle lengths the lower, so that it is the length
+    of a row); its upstream patch also offers `mean` and `max`. No rows: 0.
+    """
+    if not lengths:
+        return 0
+    if how == "median":
+        return statistics.median_low(lengths)
+    if how == "mean":
+        return round(statistics.fmean(lengths))
+    if how == "max":
+        return max(lengths)
+    raise ValueError(f"aggregate {how!r} is not one of median, mean, max")
+
+
+def natural(value: object, name: str, least: int = 0) -> int:
+    """The value as an int; a float, a boolean or digits in a string are refused."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} {value!r} is not an integer")
+    if value < least:
+        raise ValueError(f"{name} {int(value)} is less than {least}")
+    return int(value)

@@ -1,0 +1,240 @@
+"""What a round costs: measured times of verification and drafting, and in between.
+
+A step takes the time of the next size that has an executable, because it is padded to
+it: up to the largest bucket the curve is a step function, and nothing is interpolated
+that does not exist (vLLM 0.33, `adaptive_verification.py`). Beyond, it is linear. Both
+are made monotone by a running maximum. Unlike vLLM's, a table knows contexts, and may
+know the batch: the same number of tokens reads more pages in more rows.
+"""
+
+import bisect
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jspec.control.base import natural
+
+__all__ = ["CostTable", "Curve", "Sample"]
+
+LEAST_MS = 1e-6
+"""Of a verification: costs are divided by."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One timed execution.
+
+    Attributes:
+      ms: how long it took.
+      batch: rows.
+      size: tokens verified, all rows together; or tokens drafted by each row.
+      context: tokens in the cache of each row.
+    """
+
+    ms: float
+    batch: int
+    size: int
+    context: int = 0
+
+
+class Curve:
+    """Milliseconds by size: steps up to the largest bucket, linear beyond.
+
+    A single point is a constant.
+    """
+
+    def __init__(
+        self, points: Iterable[tuple[int, float]], *, largest_bucket: int | None = None
+    ) -> None:
+        """Takes the median of each size and then the running maximum over sizes.
+
+        Args:
+          points: sizes and times, in any order.
+          largest_bucket: the last size that others are padded to; `None`: the largest.
+        """
+        times: dict[int, list[float]] = {}
+        for size, ms in points:
+            if not (math.isfinite(ms) and ms >= 0):
+                raise ValueError(f"{ms} ms at size {size} is not a time")
+            times.setdefault(natural(size, "size"), []).append(float(ms))
+        if not times:
+            raise ValueError("a cost curve needs at least one measured size")
+        self.sizes = np.array(sorted(times))
+        medians = np.array([statistics.median(times[size]) for size in sorted(times)])
+        self.ms = np.maximum.accumulate(medians)
+        within = self.sizes
+        if largest_bucket is not None:
+            within = self.sizes[self.sizes <= natural(largest_bucket, "largest bucket")]
+        self.largest_bucket = int(within[-1]) if len(within) else 0
+
+    def at(self, sizes: np.ndarray) -> np.ndarray:
+        """The time of each size."""
+        ahead = np.searchsorted(self.sizes, sizes)
+        steps = self.ms[np.minimum(ahead, len(self.ms) - 1)]
+        if len(self.ms) == 1:
+            return steps
+        (before, last), (low, high) = self.sizes[-2:], self.ms[-2:]
+        slope = (high - low) / (last - before)
+        linear = np.interp(sizes, self.sizes, self.ms)
+        linear = np.where(sizes > last, high + slope * (sizes - last), linear)
+        return np.where(sizes <= self.largest_bucket, steps, linear)
+
+
+class CostTable:
+    """Milliseconds of a round from batch, K and context."""
+
+    def __init__(
+        self,
+        *,
+        verify: Sequence[Sample],
+        draft: Sequence[Sample] = (),
+        largest_tokens: int | None = None,
+        largest_batch: int | None = None,
+        made: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Refuses a table without a verification.
+
+        Args:
+          verify: passes of the target; `size` is tokens, all rows together.
+          draft: proposals; `size` is K. None: drafting costs nothing.
+          largest_tokens: of the largest executable; `None`: the largest measured.
+          largest_batch: of the largest executable; `None`: the largest measured.
+          made: how, when and on what it was measured; kept as it is.
+        """
+        if not verify:
+            raise ValueError(
+                "the cost table has no verification: measure one (jspec calibrate); "
+                "a constant would spend every budget"
+            )
+        self.samples = {"verify": tuple(verify), "draft": tuple(draft)}
+        self.largest_tokens = largest_tokens
+        self.largest_batch = largest_batch
+        self.made = dict(made or {})
+        self._verify = {
+            batch: _by_context(
+                [(s.context, s.size, s.ms) for s in verify if s.batch == batch],
+                largest_tokens,
+            )
+            for batch in sorted({s.batch for s in verify})
+        }
+        self._draft = {
+            k: _by_context(
+                [(s.context, s.batch, s.ms) for s in draft if s.size == k],
+                largest_batch,
+            )
+            for k in sorted({s.size for s in draft})
+        }
+
+    def verify_ms(self, tokens: Any, batch: int, context: int = 0) -> Any:
+        """Of one pass of the target, for one number of tokens or an array of them.
+
+        The batch is padded to the next measured one; above all, the last one's curve
+        goes on by tokens. Between two contexts it is linear, and beyond the last too.
+        """
+        batches = list(self._verify)
+        ahead = min(bisect.bisect_left(batches, batch), len(batches) - 1)
+        ms = _at(self._verify[batches[ahead]], np.atleast_1d(tokens), context)
+        ms = np.maximum(ms, LEAST_MS)
+        return ms if np.ndim(tokens) else float(ms[0])
+
+    def draft_ms(self, batch: int, k: int, context: int = 0) -> float:
+        """Of proposing K tokens a row: linear in K, and free at 0 unless measured."""
+        if k <= 0 or not self._draft:
+            return float(self._draft_at(0, batch, context)) if 0 in self._draft else 0.0
+        points = {0: 0.0} | {
+            known: self._draft_at(known, batch, context) for known in self._draft
+        }
+        known = np.array(list(points))
+        ms = np.maximum.accumulate(np.array(list(points.values())))
+        if k <= known[-1]:
+            return float(np.interp(k, known, ms))
+        slope = (ms[-1] - ms[-2]) / (known[-1] - known[-2])
+        return float(ms[-1] + slope * (k - known[-1]))
+
+    def round_ms(self, batch: int, k: int, context: int = 0) -> float:
+        """Of a whole round: the proposal, and the pass over K drafts and the anchor."""
+        return self.draft_ms(batch, k, context) + self.verify_ms(
+            batch * (k + 1), batch, context
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Its samples, as measured."""
+        return {
+            "format": 1,
+            "made": self.made,
+            "largest_tokens": self.largest_tokens,
+            "largest_batch": self.largest_batch,
+        } | {
+            kind: [dataclasses.asdict(sample) for sample in samples]
+            for kind, samples in self.samples.items()
+        }
+
+    @classmethod
+    def from_json(cls, content: Any) -> "CostTable":
+        """What `to_json` said."""
+        if not isinstance(content, Mapping) or content.get("format") != 1:
+            raise ValueError("a cost table is a JSON object with format 1")
+        return cls(
+            verify=[_sample(entry) for entry in content.get("verify", ())],
+            draft=[_sample(entry) for entry in content.get("draft", ())],
+            largest_tokens=content.get("largest_tokens"),
+            largest_batch=content.get("largest_batch"),
+            made=content.get("made"),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as JSON."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", "utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CostTable":
+        """Reads what `save` wrote."""
+        path = Path(path)
+        try:
+            content = json.loads(path.read_text("utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path.name} is not JSON: {error}") from error
+        return cls.from_json(content)
+
+    def _draft_at(self, k: int, batch: int, context: int) -> float:
+        return float(_at(self._draft[k], np.array([batch]), context)[0])
+
+
+def _by_context(
+    points: Sequence[tuple[int, int, float]], largest_bucket: int | None
+) -> dict[int, Curve]:
+    return {
+        context: Curve(
+            [(size, ms) for at, size, ms in points if at == context],
+            largest_bucket=largest_bucket,
+        )
+        for context in sorted({at for at, _, _ in points})
+    }
+
+
+def _at(curves: dict[int, Curve], sizes: np.ndarray, context: int) -> np.ndarray:
+    """Linear in the context, which is read token by token; no context costs less."""
+    known = list(curves)
+    if len(known) == 1:
+        return curves[known[0]].at(sizes)
+    ms = np.maximum.accumulate([curve.at(sizes) for curve in curves.values()])
+    ahead = min(max(bisect.bisect_left(known, context), 1), len(known) - 1)
+    low, high = known[ahead - 1], known[ahead]
+    share = max(0.0, (context - low) / (high - low))
+    return ms[ahead - 1] + share * (ms[ahead] - ms[ahead - 1])
+
+
+def _sample(entry: Any) -> Sample:
+    names = [field.name for field in dataclasses.fields(Sample)]
+    if not isinstance(entry, Mapping) or not set(entry) <= set(names):
+        raise ValueError(f"{entry!r} is not a sample of {', '.join(names)}")
+    try:
+        return Sample(**entry)
+    except TypeError as error:
+        raise ValueError(f"sample {dict(entry)} is incomplete: {error}") from error
