@@ -98,6 +98,9 @@ def _answer(
             typer.echo(chunk.text, nl=False)
     ended = time.perf_counter()
     completion = handle.result()
+    if completion.finish_reason == "error":
+        typer.echo(f"jspec: {completion.error}", err=True)
+        raise typer.Exit(1)
     numbers = completion.speculation
     rate = _rate(completion, first or started, ended)
     share = numbers.accepted / numbers.drafted if numbers.drafted else None
@@ -333,7 +336,13 @@ def bench(context: typer.Context) -> None:
 
 def main() -> None:
     """Runs the command; what the user got wrong is told in one line."""
+    usage = typer.BadParameter.__mro__[1]  # of every wrong use, in each typer
     try:
-        app()
-    except KeyboardInterrupt:
+        status = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+    except usage as error:
+        said: Any = error
+        typer.echo(f"jspec: {' '.join(said.format_message().split())}", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
