@@ -213,15 +213,16 @@ def _refuse_fields(fields: Mapping[str, Any], own: set[str]) -> None:
     unknown = [name for name in left if name not in REFUSED]
     reasons = []
     if refused:
-        reasons.append(f"this server does not support {', '.join(refused)}")
+        reasons.append(f"support {', '.join(refused)}")
     if unknown:
         listed = ", ".join(name[:64] for name in unknown[:16])
         more = f" and {len(unknown) - 16} more" if len(unknown) > 16 else ""
-        reasons.append(f"it does not know {listed}{more}")
+        reasons.append(f"know {listed}{more}")
     if reasons:
-        text = " and ".join(reasons).replace("it does", "this server does", not refused)
         raise Refusal(
-            text, param=(refused + unknown)[0][:64], code="unsupported_parameter"
+            f"this server does not {' and does not '.join(reasons)}",
+            param=(refused + unknown)[0][:64],
+            code="unsupported_parameter",
         )
 
 
