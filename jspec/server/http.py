@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -210,7 +210,7 @@ class Service:
                 if isinstance(prompt, str):
                     ids = tokenizer.encode(prompt)
                 elif asked.chat:
-                    ids = tokenizer.chat(prompt)  # type: ignore[arg-type]
+                    ids = tokenizer.chat([m for m in prompt if isinstance(m, Mapping)])
                 for params in own:
                     handles.append(self._server.submit(ids, params))
         except BaseException as error:
