@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jspec.control.base import natural
+from jspec.control.base import Counts, natural
 from jspec.control.formats import load
 from jspec.control.slots import SGLANG_DEFAULT, Slot, read_slots, route
 
@@ -29,7 +29,7 @@ SETTLED = 8
 """Decisions after which a rise counts as right."""
 
 MARGIN = 0.02
-"""What a change of K must promise, as a share of the rate."""
+"""What a change of K must promise, as a share of the rate; taking back a rise: none."""
 
 MEMORY = 50
 """Rounds after which evidence about a position weighs 1/e."""
@@ -37,7 +37,7 @@ MEMORY = 50
 HOPE = 0.9
 """Acceptance of the first position before there is evidence."""
 
-HOPE_WEIGHT = 2.0
+HOPE_WEIGHT = 1.0
 """Trials that the hope, or the position before, stands for."""
 
 
@@ -48,9 +48,9 @@ class _State:
     Attributes:
       ema: mean accepted length at the current K.
       count: rounds seen.
-      wait: decisions before a rise.
+      waits: decisions before a rise, by the K that it leaves.
       still: decisions since the last change.
-      rising: whether the last change was a rise, not yet settled.
+      left: the K that the last change left, if it was a rise and has not settled yet.
       kept: recent acceptances of each position, counting only rows that reached it.
       tried: recent rows that reached each position.
     """
@@ -58,9 +58,9 @@ class _State:
     k: int
     ema: float
     count: int = 0
-    wait: int = 1
+    waits: dict[int, int] = dataclasses.field(default_factory=dict)
     still: int = 0
-    rising: bool = False
+    left: int | None = None
     kept: list[float] = dataclasses.field(default_factory=list)
     tried: list[float] = dataclasses.field(default_factory=list)
 
@@ -134,9 +134,7 @@ class Adaptive:
         self._context = context
         return self._states[self._route(batch)].k
 
-    def update(
-        self, accepted: Sequence[int], batch: int, drafted: int | None = None
-    ) -> None:
+    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
         """Learns from a round; decides every `update_interval`th after the warm-up.
 
         Args:
@@ -144,13 +142,13 @@ class Adaptive:
           batch: rows that decoded, for routing.
           drafted: K of that round; `None`: the slot's current K, as SGLang assumes.
         """
-        if not accepted:
+        if len(accepted) == 0:
             return
         low = self._route(batch)
         slot, state = self._slots[low], self._states[low]
         own = state.k if drafted is None or self._exact else drafted
         if own > 0 and own == state.k:
-            mean = sum(accepted) / len(accepted)
+            mean = float(sum(accepted)) / len(accepted)
             weight = slot.ema_alpha
             state.ema = (1 - weight) * state.ema + weight * mean
         _count(state, accepted, own)
@@ -168,22 +166,29 @@ class Adaptive:
 
     def _decide(self, slot: Slot, state: _State, batch: int) -> None:
         state.still += 1
-        if state.rising and state.still >= SETTLED:
-            state.rising = False
-            state.wait = max(1, state.wait // 2)
+        if state.left is not None and state.still >= SETTLED:
+            state.waits[state.left] = max(1, state.waits.get(state.left, 1) // 2)
+            state.left = None
         if self._cost is None:
             wanted = _by_thresholds(slot, state.k, state.ema, rises_capped=True)
         else:
             costs = {k: self._cost(batch, k, self._context) for k in slot.candidates}
             wanted = _most_productive(state, costs)
-        if wanted == state.k or (wanted > state.k and state.still < state.wait):
+        if wanted > state.k:
+            if state.still < state.waits.get(state.k, 1):
+                return
+            if state.k == 0:
+                # The cheapest probe, judged by itself.
+                wanted = _next(slot, 0)
+                state.ema = float(wanted - 1)
+            state.left = state.k
+        elif wanted < state.k:
+            if state.left is not None:
+                wait = 2 * state.waits.get(state.left, 1)
+                state.waits[state.left] = min(wait, LONGEST_WAIT)
+            state.left = None
+        else:
             return
-        if wanted < state.k and state.rising:
-            state.wait = min(2 * state.wait, LONGEST_WAIT)
-        if state.k == 0:
-            # A probe is judged by itself: as if all but its last draft were accepted.
-            state.ema = float(wanted - 1)
-        state.rising = wanted > state.k
         state.k, state.still = wanted, 0
 
 
@@ -197,7 +202,9 @@ def _most_productive(state: _State, costs: Mapping[int, float]) -> int:
             emitted += reach
         rates[k] = emitted / cost
     best = max(rates, key=lambda k: (rates[k], -k))
-    return best if rates[best] > (1 + MARGIN) * rates[state.k] else state.k
+    on_trial = state.left is not None and best < state.k
+    margin = 0.0 if on_trial else MARGIN
+    return best if rates[best] > (1 + margin) * rates[state.k] else state.k
 
 
 def _acceptance(state: _State, k: int) -> list[float]:
@@ -213,7 +220,7 @@ def _acceptance(state: _State, k: int) -> list[float]:
     return rates
 
 
-def _count(state: _State, accepted: Sequence[int], drafted: int) -> None:
+def _count(state: _State, accepted: Counts, drafted: int) -> None:
     """Lets old evidence fade, at K = 0 too, and adds that of a round."""
     fade = math.exp(-1 / MEMORY)
     missing = drafted - len(state.tried)

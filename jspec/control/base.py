@@ -5,7 +5,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-__all__ = ["Aggregate", "Controller", "Static", "natural", "representative"]
+import numpy as np
+
+__all__ = ["Aggregate", "Controller", "Counts", "Static", "natural", "representative"]
+
+type Counts = Sequence[int] | np.ndarray
+"""A number of tokens for each row."""
 
 type Aggregate = Literal["median", "mean", "max"]
 
@@ -27,9 +32,7 @@ class Controller(Protocol):
         """
         ...
 
-    def update(
-        self, accepted: Sequence[int], batch: int, drafted: int | None = None
-    ) -> None:
+    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
         """Learns from a round.
 
         Args:
@@ -57,9 +60,7 @@ class Static:
         """Its K."""
         return self._k
 
-    def update(
-        self, accepted: Sequence[int], batch: int, drafted: int | None = None
-    ) -> None:
+    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
         """Learns nothing."""
 
 

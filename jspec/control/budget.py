@@ -9,10 +9,10 @@ never rises along a row, so with this order every choice is a prefix of each row
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
+from jspec.control.base import Counts
 from jspec.control.costs import CostTable
 
 __all__ = ["Budget", "allocate", "best_budget", "plan", "survival"]
@@ -38,9 +38,7 @@ class Budget:
         return sum(self.counts)
 
 
-def survival(
-    confidence: np.ndarray, drafted: Sequence[int] | None = None
-) -> np.ndarray:
+def survival(confidence: np.ndarray, drafted: Counts | None = None) -> np.ndarray:
     """The probability that each draft is kept, `[B, K]`: a running product by row.
 
     Args:
@@ -99,7 +97,7 @@ def plan(
     costs: CostTable,
     *,
     context: int = 0,
-    drafted: Sequence[int] | None = None,
+    drafted: Counts | None = None,
     most: int | None = None,
     prompt_tokens: int = 0,
 ) -> Budget:

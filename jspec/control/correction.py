@@ -10,6 +10,7 @@ itself stopped the signal. `Corrected.reference` has none of the three.
 import dataclasses
 from collections.abc import Sequence
 
+from jspec.control.base import Counts
 from jspec.control.schedule import Schedule
 
 __all__ = ["Corrected", "Correction", "Overload"]
@@ -51,11 +52,11 @@ class Correction:
     def __post_init__(self) -> None:
         self._wait = min(1, self.longest_wait)
 
-    def observe(self, accepted: Sequence[int], drafted: int) -> None:
+    def observe(self, accepted: Counts, drafted: int) -> None:
         """Learns from a round in which each row had `drafted` drafts."""
-        if not accepted or drafted <= 0:
+        if len(accepted) == 0 or drafted <= 0:
             return
-        share = sum(accepted) / len(accepted) / drafted
+        share = float(sum(accepted)) / len(accepted) / drafted
         self._observed += 1
         if self._mean is None:
             self._mean = share
@@ -190,8 +191,6 @@ class Corrected:
         self._k = 0 if self.overload.present else k
         return self._k
 
-    def update(
-        self, accepted: Sequence[int], batch: int, drafted: int | None = None
-    ) -> None:
+    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
         """Tells the correction; `drafted` unknown: the K decided last."""
         self.correction.observe(accepted, self._k if drafted is None else drafted)

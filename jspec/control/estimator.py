@@ -7,9 +7,10 @@ not the token drawn from it, so leaving out a draft for it bends no law.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
+
+from jspec.control.base import Counts
 
 __all__ = ["Estimator", "log_odds"]
 
@@ -54,8 +55,8 @@ class Estimator:
         self,
         feature: np.ndarray,
         predicted: np.ndarray,
-        verified: Sequence[int],
-        accepted: Sequence[int],
+        verified: Counts,
+        accepted: Counts,
     ) -> None:
         """Learns from a round: the accepted drafts of each row, and the first refused.
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from jspec.control.base import natural
+from jspec.control.base import Counts, natural
 
 __all__ = ["Cell", "Schedule"]
 
@@ -127,9 +127,7 @@ class Schedule:
         row = self._table[max(1, min(batch, self.max_batch))]
         return row[self._column(context)]
 
-    def update(
-        self, accepted: Sequence[int], batch: int, drafted: int | None = None
-    ) -> None:
+    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
         """A table learns nothing."""
 
     def grid(self) -> list[tuple[int, int, int, int, int]]:
