@@ -41,6 +41,8 @@ def bind(host: str, port: int) -> socket.socket:
       ValueError: it cannot be had.
     """
     try:
+        if not 0 <= port < 2**16:  # some systems take it modulo 2**16
+            raise OverflowError("ports run from 0 to 65535")
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
