@@ -9,7 +9,7 @@ whether a row ignores its neighbours, and whether one more round compiles nothin
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import jax
@@ -219,8 +219,11 @@ class Scripted:
 
 
 def script(texts: Sequence[Sequence[int]], *, gamma: int) -> Int[Array, "R T N"]:
-    """The script that offers at each place what each row's text has next."""
-    longest = max(map(len, texts))
+    """The script that offers at each place what each row's text has next.
+
+    Its places are a multiple of 128, so that texts of other lengths compile nothing.
+    """
+    longest = -(-max(map(len, texts)) // 128) * 128
     padded = np.full((len(texts), longest + gamma + 1), -1, np.int32)
     for row, text in enumerate(texts):
         padded[row, : len(text)] = text
@@ -464,7 +467,7 @@ def _note(decoded: Decoded, emission: Emission, row: int) -> None:
 
 
 @contextlib.contextmanager
-def compilations() -> Iterator[list[str]]:
+def compilations() -> Generator[list[str]]:
     """A list that grows by one with every program that XLA compiles within."""
     compiled: list[str] = []
 

@@ -7,7 +7,9 @@ from jspec.sampling import Sampling, Stream, draw, greedy, law, row_keys
 
 
 def sampling(rows, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0):
-    full = lambda x, dtype: jnp.broadcast_to(jnp.asarray(x, dtype), (rows,))
+    def full(x, dtype):
+        return jnp.broadcast_to(jnp.asarray(x, dtype), (rows,))
+
     seeds = np.zeros((rows, 2), np.uint32)
     seeds[:, 1] = seed
     return Sampling(
@@ -86,7 +88,9 @@ def test_impossible_tokens_stay_impossible():
 
 
 def test_a_row_key_depends_on_seed_position_and_stream_alone():
-    data = lambda *a: jax.random.key_data(row_keys(*a)).tolist()
+    def data(*a):
+        return jax.random.key_data(row_keys(*a)).tolist()
+
     position = jnp.array([3, 4, 3], jnp.int32)
     many = data(sampling(3, seed=[1, 1, 2]), position, Stream.VERIFY)
     one = data(sampling(1, seed=[2]), jnp.array([3], jnp.int32), Stream.VERIFY)

@@ -37,7 +37,9 @@ def test_transformations_may_put_anything_into_it():
 
 
 def test_it_goes_through_jit_and_scan():
-    step = lambda pair, _: (jax.tree.map(lambda a: a + 1, pair), None)
+    def step(pair, _):
+        return (jax.tree.map(lambda a: a + 1, pair), None)
+
     pair = jax.jit(lambda p: jax.lax.scan(step, p, length=3)[0])(
         Pair(left=jnp.arange(2))
     )

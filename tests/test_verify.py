@@ -35,7 +35,10 @@ def emitted(p, q, k, *, judge, certain=False, first=3, seed=0, draws=DRAWS):
             if certain:
                 drawn = jnp.argmax(q.at[token].get(), -1).astype(jnp.int32)
                 return drawn, drawn
-            pick = lambda key, row: jax.random.categorical(key, jnp.log(row))
+
+            def pick(key, row):
+                return jax.random.categorical(key, jnp.log(row))
+
             drawn = jax.vmap(pick)(key, q.at[token].get()).astype(jnp.int32)
             return drawn, drawn
 
@@ -101,10 +104,13 @@ def chains(seed, rows, nodes, *, q):
     parent = np.tile(np.arange(nodes) - 1, (rows, 1))
     parent[rng.random((rows, nodes)) < 0.1] = DEAD
     parent[:, 0] = DEAD
-    laws = lambda seed: jnp.asarray(
-        np.random.default_rng(seed).dirichlet(np.full(V, 0.5), (rows, nodes)),
-        jnp.float32,
-    )
+
+    def laws(seed):
+        return jnp.asarray(
+            np.random.default_rng(seed).dirichlet(np.full(V, 0.5), (rows, nodes)),
+            jnp.float32,
+        )
+
     p = laws(seed + 1)
     cold = jnp.arange(rows) % 3 == 0
     p = jnp.where(cold[:, None, None], jax.nn.one_hot(jnp.argmax(p, -1), V), p)

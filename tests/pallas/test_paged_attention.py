@@ -33,15 +33,12 @@ def scene(seed, lengths, nodes, size, *, room=40, dtype=jnp.float32):
 def dense(q, k, v, lengths, ancestors, window):
     out = np.zeros_like(q)
     for row, length in enumerate(lengths):
+        depth = ancestors[row].sum(-1) - 1
         for n in range(q.shape[1]):
             family = [m for m in range(q.shape[1]) if ancestors[row][n][m]]
-
-            def depth(m):
-                return int(ancestors[row][m].sum()) - 1
-
             seen = [(s, s) for s in range(length)]
-            seen += [(length + m, length + depth(m)) for m in family]
-            here = length + depth(n)
+            seen += [(length + m, length + depth[m]) for m in family]
+            here = length + depth[n]
             slots = [s for s, at in seen if window is None or here - at < window]
             for h in range(HEADS):
                 keys, values = k[row, slots, h // 2], v[row, slots, h // 2]
