@@ -200,19 +200,19 @@ class Server:
                 f"{params.n} completions"
             )
         ids = self._encode(prompt)
+        request = Request(next(self._ids), ids, params)
+        stops = dict.fromkeys(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops |= dict.fromkeys(self._eos)
+        self._engine.check(request, tuple(stops))
         text = TextStream(
             self.tokenizer,
             stop=params.stop_strings,
             min_tokens=params.min_tokens,
             context=ids,
         )
-        request = Request(next(self._ids), ids, params)
         handle = Handle(self, request, text)
         request.reader = TextReader(text, handle._put)
-        stops = dict.fromkeys(params.stop_token_ids)
-        if not params.ignore_eos:
-            stops |= dict.fromkeys(self._eos)
-        self._engine.check(request, tuple(stops))
         with self._lock:
             if self._closing or self._failed:
                 raise RuntimeError(
