@@ -176,8 +176,11 @@ def serve(
         try:
             from jspec.server import http, http_run
         except ModuleNotFoundError as error:
+            package = str(error.name).partition(".")[0]
+            if package == "jspec":
+                raise
             raise ValueError(
-                f"the HTTP server needs {error.name}: pip install 'jspec[server]'"
+                f"the HTTP server needs {package}: pip install 'jspec[server]'"
             ) from error
         import jspec
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -150,7 +150,9 @@ class Service:
             return Response(status_code=GONE)
         writer = Writer(asked, self.names[0])
         if asked.stream:
-            return _Stream(self._events(writer, handles, started), handles)
+            return _Stream(
+                self._events(writer, handles, started), lambda: self._release(handles)
+            )
         try:
             completions = await _while_read(
                 request.receive, self._finish(handles, started)
@@ -158,7 +160,7 @@ class Service:
         except ClientDisconnect:
             return Response(status_code=GONE)
         finally:
-            _abort(handles)
+            self._release(handles)
         for completion in completions:
             _check(completion)
         return JSONResponse(writer.whole(completions))
@@ -285,8 +287,11 @@ class Service:
         finally:
             for task in pumps:
                 task.cancel()
-            self._live.difference_update(handles)
-            _abort(handles)
+
+    def _release(self, handles: Sequence[Handle]) -> None:
+        """Ends answers that still run: nobody reads them any more."""
+        self._live.difference_update(handles)
+        _abort(handles)
 
 
 class _Door:
@@ -328,7 +333,7 @@ class _Stream(StreamingResponse):
     """Server-sent events; when the client leaves, the answers end."""
 
     def __init__(
-        self, events: AsyncGenerator[bytes], handles: Sequence[Handle]
+        self, events: AsyncGenerator[bytes], release: Callable[[], None]
     ) -> None:
         super().__init__(
             events,
@@ -336,7 +341,7 @@ class _Stream(StreamingResponse):
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
         self._events = events
-        self._handles = handles
+        self._release = release
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write() -> None:
@@ -347,7 +352,7 @@ class _Stream(StreamingResponse):
             with contextlib.suppress(ClientDisconnect):
                 await _while_read(receive, write())
         finally:
-            _abort(self._handles)
+            self._release()
 
 
 async def _while_read[T](receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -9,6 +9,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,8 +24,10 @@ pytest.importorskip("prometheus_client")
 import httpx
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
 import jspec
+from jspec import cli
 from jspec.server import http_requests, http_run
 from jspec.server.http import Service
 from jspec.server.http_requests import INERT, REFUSED, Refusal, parse
@@ -658,6 +662,106 @@ def test_a_port_that_is_taken_is_a_sentence():
     for host, port in (("127.0.0.1", 70_000), ("127.0.0.1", -1), ("300.1.1.1", 0)):
         with pytest.raises(ValueError, match=f"cannot listen on {host} port {port}"):
             http_run.bind(host, port)
+
+
+@pytest.fixture
+def command(server, monkeypatch):
+    """Runs `jspec serve` on the shared server; what was given to what it calls."""
+    given = {}
+
+    def serve(target, **options):
+        given.update(options, target=target)
+        return contextlib.nullcontext(server)
+
+    def run(service, listener, *, grace, ready):
+        given.update(service=service, port=listener.getsockname()[1], grace=grace)
+        ready()
+
+    monkeypatch.setattr(jspec, "serve", serve)
+    monkeypatch.setattr(http_run, "run", run)
+
+    def call(*words):
+        done = CliRunner().invoke(cli.app, ["serve", *words])
+        return done, given
+
+    return call
+
+
+def test_the_command_passes_on_what_it_was_told_and_says_where_it_is(command):
+    words = (
+        "--target a/b --port 0 --model-name own --method ngram -k 3 --max-batch 2 "
+        "--max-model-len 64 --kv-pages 9 --no-prefix-cache --dtype float32 --seed 4 "
+        "--grace 1.5"
+    )
+    done, given = command(*words.split())
+    assert done.exit_code == 0, done.output
+    assert given.pop("service").names[0] == "own"
+    port = given.pop("port")
+    assert f"own at http://127.0.0.1:{port}/v1 (method ngram" in done.stdout
+    assert given == {
+        "target": "a/b",
+        "method": "ngram",
+        "drafter": None,
+        "num_speculative_tokens": 3,
+        "max_batch": 2,
+        "max_model_len": 64,
+        "kv_pages": 9,
+        "prefix_cache": False,
+        "dtype": "float32",
+        "seed": 4,
+        "grace": 1.5,
+    }
+
+
+def test_the_command_refuses_in_one_line_before_it_loads_anything(command):
+    for words, sentence in (
+        (("--port", "70000"), "ports run from 0 to 65535"),
+        (("--port", "0", "--api-key", " "), "--api-key"),
+    ):
+        done, given = command(*words)
+        assert done.exit_code == 2
+        assert sentence in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not given
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "starlette", "prometheus_client"])
+def test_without_the_extra_the_command_says_how_to_get_it(
+    command, monkeypatch, package
+):
+    for name in list(sys.modules):
+        if name.split(".")[0] == package or name.startswith("jspec.server.http"):
+            monkeypatch.delitem(sys.modules, name)
+    for name in ("http", "http_run"):
+        monkeypatch.delattr(f"jspec.server.{name}")
+    monkeypatch.setitem(sys.modules, package, None)
+    done, given = command()
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"jspec: the HTTP server needs {package}: pip install 'jspec[server]'\n"
+    )
+    assert not given
+
+
+@pytest.mark.slow
+def test_the_real_command_serves_and_ends_with_status_0_at_sigterm(servers):
+    words = ("serve", "--target", servers.paths["target"], "--port", "0")
+    few = ("--max-batch", "1", "--max-model-len", "64", "-k", "2")
+    started = subprocess.Popen(
+        [sys.executable, "-c", "from jspec.cli import main; main()", *words, *few],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with started:
+        try:
+            line = started.stdout.readline()
+            base = line.split(" at ")[1].split("/v1")[0]
+            with httpx.Client(base_url=base) as own:
+                complete(own, prompt="ab", model="target", **GREEDY)
+            started.send_signal(signal.SIGTERM)
+            assert started.wait(30) == 0
+        finally:
+            started.kill()
 
 
 def test_openais_own_client_understands_all_of_it(client):
