@@ -1,6 +1,8 @@
 """The names that users rely on."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +56,13 @@ def test_methods_say_what_they_need_and_refuse():
     for method in listed.values():
         assert method.idea
         assert any("logprobs" in sentence for sentence in method.refused)
+
+
+def test_every_test_that_the_docs_name_is_there():
+    tests = Path(__file__).parent
+    text = (tests.parent / "docs" / "failures.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)::(\w+\*?)`", text)
+    assert len(named) > 40
+    for file, name in named:
+        wanted = name.replace("*", r"\w*") + r"\("
+        assert re.search(f"def {wanted}", (tests / file).read_text()), (file, name)
