@@ -9,6 +9,7 @@ know the batch: the same number of tokens reads more pages in more rows.
 
 import bisect
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -116,12 +117,14 @@ class CostTable:
         self.largest_tokens = largest_tokens
         self.largest_batch = largest_batch
         self.made = dict(made or {})
+        self._known: dict[tuple[int, int], list[float]] = {}
+        self._batches = sorted({sample.batch for sample in verify})
         self._verify = {
             batch: _by_context(
                 [(s.context, s.size, s.ms) for s in verify if s.batch == batch],
                 largest_tokens,
             )
-            for batch in sorted({s.batch for s in verify})
+            for batch in self._batches
         }
         self._draft = {
             k: _by_context(
@@ -134,33 +137,46 @@ class CostTable:
     def verify_ms(self, tokens: Any, batch: int, context: int = 0) -> Any:
         """Of one pass of the target, for one number of tokens or an array of them.
 
-        The batch is padded to the next measured one; above all, the last one's curve
-        goes on by tokens. Between two contexts it is linear, and beyond the last too.
+        The curve is that of the next measured batch; above all, the last one goes on by
+        tokens, and a table of one batch is by tokens alone. Between two contexts it is
+        linear, and beyond the last too.
         """
-        batches = list(self._verify)
-        ahead = min(bisect.bisect_left(batches, batch), len(batches) - 1)
-        ms = _at(self._verify[batches[ahead]], np.atleast_1d(tokens), context)
-        ms = np.maximum(ms, LEAST_MS)
-        return ms if np.ndim(tokens) else float(ms[0])
+        ahead = self._ahead(batch)
+        curves = self._verify[self._batches[ahead]]
+        if np.ndim(tokens):
+            ms = _between(context, list(curves), _at(curves, np.asarray(tokens)))
+            return np.maximum(ms, LEAST_MS)
+        key = (ahead, int(tokens))
+        if key not in self._known:
+            self._known[key] = _at(curves, np.array([tokens]))[:, 0].tolist()
+        return max(_between(context, list(curves), self._known[key]), LEAST_MS)
 
     def draft_ms(self, batch: int, k: int, context: int = 0) -> float:
         """Of proposing K tokens a row: linear in K, and free at 0 unless measured."""
-        if k <= 0 or not self._draft:
-            return float(self._draft_at(0, batch, context)) if 0 in self._draft else 0.0
-        points = {0: 0.0} | {
-            known: self._draft_at(known, batch, context) for known in self._draft
-        }
-        known = np.array(list(points))
-        ms = np.maximum.accumulate(np.array(list(points.values())))
-        if k <= known[-1]:
-            return float(np.interp(k, known, ms))
-        slope = (ms[-1] - ms[-2]) / (known[-1] - known[-2])
-        return float(ms[-1] + slope * (k - known[-1]))
+        if not self._draft:
+            return 0.0
+        known = sorted({0, *self._draft})
+        ms = [
+            self._draft_at(each, batch, context) if each in self._draft else 0.0
+            for each in known
+        ]
+        ms = list(itertools.accumulate(ms, max))
+        ahead = min(max(bisect.bisect_left(known, k), 1), len(known) - 1)
+        if ahead == 0:
+            return ms[0]
+        slope = (ms[ahead] - ms[ahead - 1]) / (known[ahead] - known[ahead - 1])
+        return ms[ahead - 1] + slope * (max(k, 0) - known[ahead - 1])
 
     def round_ms(self, batch: int, k: int, context: int = 0) -> float:
-        """Of a whole round: the proposal, and the pass over K drafts and the anchor."""
+        """Of a whole round: the proposal, and the pass over K drafts and the anchor.
+
+        The batch is padded to the next measured one.
+        """
+        rows = batch
+        if len(self._batches) > 1:
+            rows = max(batch, self._batches[self._ahead(batch)])
         return self.draft_ms(batch, k, context) + self.verify_ms(
-            batch * (k + 1), batch, context
+            rows * (k + 1), batch, context
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -202,8 +218,15 @@ class CostTable:
             raise ValueError(f"{path.name} is not JSON: {error}") from error
         return cls.from_json(content)
 
+    def _ahead(self, batch: int) -> int:
+        return min(bisect.bisect_left(self._batches, batch), len(self._batches) - 1)
+
     def _draft_at(self, k: int, batch: int, context: int) -> float:
-        return float(_at(self._draft[k], np.array([batch]), context)[0])
+        curves = self._draft[k]
+        key = (-1 - k, batch)
+        if key not in self._known:
+            self._known[key] = _at(curves, np.array([batch]))[:, 0].tolist()
+        return _between(context, list(curves), self._known[key])
 
 
 def _by_context(
@@ -218,12 +241,15 @@ def _by_context(
     }
 
 
-def _at(curves: dict[int, Curve], sizes: np.ndarray, context: int) -> np.ndarray:
-    """Linear in the context, which is read token by token; no context costs less."""
-    known = list(curves)
+def _at(curves: dict[int, Curve], sizes: np.ndarray) -> np.ndarray:
+    """Of each context and size; no longer context costs less."""
+    return np.maximum.accumulate([curve.at(sizes) for curve in curves.values()])
+
+
+def _between(context: int, known: list[int], ms: Any) -> Any:
+    """Linear in the context, which is read token by token."""
     if len(known) == 1:
-        return curves[known[0]].at(sizes)
-    ms = np.maximum.accumulate([curve.at(sizes) for curve in curves.values()])
+        return ms[0]
     ahead = min(max(bisect.bisect_left(known, context), 1), len(known) - 1)
     low, high = known[ahead - 1], known[ahead]
     share = max(0.0, (context - low) / (high - low))

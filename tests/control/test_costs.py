@@ -96,6 +96,13 @@ def test_a_round_is_a_proposal_and_a_pass_over_it_and_the_anchor():
     assert [table.round_ms(2, k) for k in (0, 3)] == [1.0, 3.5]
 
 
+def test_a_round_is_padded_to_the_next_measured_batch():
+    sizes = ((b, b * width, 0, float(b * width)) for b in (1, 8) for width in (1, 2, 4))
+    table = CostTable(verify=verify(*sizes))
+    assert [table.round_ms(batch, 1) for batch in (1, 2, 8)] == [2, 16, 16]
+    assert table.round_ms(16, 3) == 64
+
+
 def test_no_pass_is_free():
     assert CostTable(verify=verify((1, 1, 0, 0.0))).verify_ms(1, 1) > 0
 
