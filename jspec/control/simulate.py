@@ -80,14 +80,18 @@ class Outcome:
 
     @property
     def tokens_per_second(self) -> float:
-        """Over the time in which something ran."""
+        """Over the time in which something ran.
+
+        Below saturation this favours who is slow: more rows then share a round.
+        """
         return 1000 * self.tokens / self.busy_ms if self.busy_ms else 0.0
 
 
 class Oracle:
     """Knows every rate and every cost, and takes the best K of each round.
 
-    A bound for one round at a time: a plan over many could be better by a little.
+    The best of one round, not of a trace: where rows differ, drafting for the one that
+    will be last may pay later, and a static K has come out 1 % ahead.
     """
 
     def __init__(self, palette: Sequence[int], costs: CostTable) -> None:

@@ -106,7 +106,7 @@ def test_the_oracle_is_the_best_of_a_round_and_no_static_k_beats_it():
     oracle.see([NEVER])
     assert oracle.k(1) == 0
     trace = generate(
-        12, per_second=20, rates=[[0.9] * 7, [0.2] * 7], output=(30, 60), seed=3
+        12, per_second=1e4, rates=[[0.9, 0.6, 0.3, 0.1]], output=(60, 90), seed=3
     )
     outcomes = compare(trace, {}, costs(), palette=range(0, 8, 2), max_batch=4)
     best = outcomes.pop("oracle").tokens_per_second
