@@ -8,9 +8,14 @@ costs `K + 1` tokens of compute once the batch reaches the critical size `t_star
 which a step stops being bound by reading weights.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 __all__ = [
+    "Case",
+    "alpha_for",
     "asymptotic_speedup",
     "break_even_alpha",
     "break_even_batch",
@@ -18,6 +23,7 @@ __all__ = [
     "emitted",
     "invocations",
     "speedup",
+    "tabulate",
     "tie_alpha",
 ]
 
@@ -90,9 +96,30 @@ def asymptotic_speedup(alpha: float, k: int, c: Cost, parallel: bool = False) ->
     return emitted(alpha, k) / (k + 1 + drafting(k, c, parallel))
 
 
+def alpha_for(wanted: float, k: int, drafts: float) -> float | None:
+    """The least acceptance of a speed-up at batch 1; `None`: even 1 is too little.
+
+    Args:
+      wanted: the speed-up.
+      k: drafted tokens.
+      drafts: what a round's drafts cost together, in target steps.
+    """
+    if wanted * (1 + drafts) <= 1:
+        return 0.0
+    if emitted(1.0, k) < wanted * (1 + drafts):
+        return None
+    low, high = 0.0, 1.0
+    while (middle := (low + high) / 2) not in (low, high):
+        if emitted(middle, k) < wanted * (1 + drafts):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
 def break_even_alpha(k: int, c: Cost, parallel: bool = False) -> float | None:
     """The acceptance from which a round beats plain decoding; `None`: none does."""
-    return _least_alpha(lambda alpha: speedup(alpha, k, c, parallel), 1.0)
+    return alpha_for(1.0, k, drafting(k, c, parallel))
 
 
 def tie_alpha(alpha: float, k: int, c: float) -> float:
@@ -100,23 +127,87 @@ def tie_alpha(alpha: float, k: int, c: float) -> float:
 
     0 where parallel drafting is faster even if nothing is accepted.
     """
-    tie = _least_alpha(lambda a: speedup(a, k, c, parallel=True), speedup(alpha, k, c))
-    assert tie is not None, "one pass never costs more than K"
-    return tie
+    tie = alpha_for(speedup(alpha, k, c), k, drafting(k, c, parallel=True))
+    return 1.0 if tie is None else tie
 
 
-def _least_alpha(rate: Callable[[float], float], wanted: float) -> float | None:
-    """Where a rising function of acceptance reaches a value, by bisection."""
-    if rate(0.0) >= wanted:
-        return 0.0
-    if rate(1.0) < wanted:
-        return None
-    low, high = 0.0, 1.0
-    while True:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            return high
-        low, high = (middle, high) if rate(middle) < wanted else (low, middle)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """The economics of one way to draft.
+
+    Attributes:
+      name: "chain", "block", "modules", or a method.
+      alpha: acceptance.
+      k: drafted tokens.
+      c: of a draft pass; of each module.
+      passes: draft passes of a round.
+      drafts: what they cost together, in target steps.
+      emitted: expected tokens of a round.
+      speedup: at batch 1.
+      pays_from: the least acceptance that beats plain decoding; `None`: none does.
+      ties_chain_at: for one pass: the acceptance that equals a chain at `alpha`.
+      break_even_batch: sequences beyond which it no longer pays.
+      asymptotic_speedup: at a batch without bound.
+    """
+
+    name: str
+    alpha: float
+    k: int
+    c: Cost
+    passes: int
+    drafts: float
+    emitted: float
+    speedup: float
+    pays_from: float | None
+    ties_chain_at: float | None
+    break_even_batch: float | None
+    asymptotic_speedup: float
+
+
+def tabulate(
+    alphas: Sequence[float],
+    ks: Sequence[int],
+    costs: Sequence[float],
+    *,
+    kinds: Mapping[str, str] = MappingProxyType({"chain": "gamma", "block": "one"}),
+    t_star: float | None = None,
+) -> list[Case]:
+    """Every alpha, K and c with every kind.
+
+    Args:
+      alphas: acceptances.
+      ks: drafted tokens.
+      costs: of a draft pass, one case each; of "modules" together, one a module.
+      kinds: by name, the passes of a round: "none", "one", "gamma" or "modules".
+      t_star: see `break_even_batch`.
+    """
+    cases = []
+    for alpha, k, (name, passes) in itertools.product(alphas, ks, kinds.items()):
+        modules = passes == "modules"
+        parallel = passes == "one"
+        for c in [tuple(costs)] if modules else [0.0] if passes == "none" else costs:
+            tied = parallel and isinstance(c, int | float)
+            cases.append(
+                Case(
+                    name=name,
+                    alpha=alpha,
+                    k=k,
+                    c=c,
+                    passes=k if modules else invocations(passes, k),
+                    drafts=drafting(k, c, parallel),
+                    emitted=emitted(alpha, k),
+                    speedup=speedup(alpha, k, c, parallel),
+                    pays_from=break_even_alpha(k, c, parallel),
+                    ties_chain_at=tie_alpha(alpha, k, c) if tied else None,
+                    break_even_batch=(
+                        None
+                        if t_star is None
+                        else break_even_batch(t_star, alpha, k, c, parallel)
+                    ),
+                    asymptotic_speedup=asymptotic_speedup(alpha, k, c, parallel),
+                )
+            )
+    return cases
 
 
 def _check(alpha: float, k: int) -> None:

@@ -88,6 +88,37 @@ def test_drafts_that_cost_too_much_never_pay_and_free_ones_always_do():
     assert economics.tie_alpha(0.1, 8, 1.0) == 0
 
 
+def test_a_table_has_every_case_with_every_number():
+    chain, block = economics.tabulate([ALPHA], [K], [C], t_star=T_STAR)
+    assert (chain.name, chain.passes, chain.ties_chain_at) == ("chain", 3, None)
+    assert (block.name, block.passes) == ("block", 1)
+    assert block.ties_chain_at == pytest.approx(0.535, abs=1e-3)
+    assert (round(chain.speedup, 2), round(block.speedup, 2)) == (1.69, 2.17)
+    assert round(block.break_even_batch or 0) == 175
+    assert len(economics.tabulate([0.1, 0.2], [1, 2], [0.1, 0.2])) == 16
+
+
+def test_a_table_counts_modules_together_and_look_ups_as_free():
+    kinds = {"modules": "modules", "ngram": "none"}
+    modules, ngram = economics.tabulate([ALPHA], [2], [0.1, 0.3], kinds=kinds)
+    assert (modules.passes, modules.drafts) == (2, pytest.approx(0.4))
+    assert (ngram.passes, ngram.drafts, ngram.pays_from) == (0, 0, 0)
+
+
+def test_a_chain_of_one_ties_with_itself():
+    for c in (0.1, 0.165, 0.3, 0.7):
+        assert economics.tie_alpha(1.0, 1, c) == pytest.approx(1.0)
+
+
+def test_figure_1_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    from jspec.control.figure import draw
+
+    path = tmp_path / "figure.png"
+    draw(path, k=K, points=[("chain", K * C, ALPHA), ("block", C, 0.536)])
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
