@@ -1,4 +1,4 @@
-"""The command `jspec`: generate, serve, demo, methods, bench."""
+"""The command `jspec`: generate, serve, demo, methods, cost, bench."""
 
 import contextlib
 import json
@@ -321,6 +321,94 @@ def methods(
     for method in listed:
         for refusal in method.refused:
             console.print(f"{method.name}: {refusal}")
+
+
+@app.command()
+def cost(
+    alpha: Annotated[list[float], typer.Option(help="Acceptance; may repeat.")],
+    k: Annotated[list[int], typer.Option("-k", help="Drafted tokens; may repeat.")],
+    c: Annotated[
+        list[float],
+        typer.Option("-c", help="A draft pass, in target steps; may repeat."),
+    ],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="Count this method's passes; default: a chain, a block."),
+    ] = None,
+    modules: Annotated[
+        bool, typer.Option("--modules", help="Each -c is one module's, one a step.")
+    ] = False,
+    t_star: Annotated[
+        float | None, typer.Option(help="Tokens at which a step is compute-bound.")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw break-even over cost; .png, .svg, .pdf.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Says when speculation pays: speed-up, break-even acceptance and batch."""
+    with _errors():
+        import dataclasses
+
+        from jspec.control import economics
+
+        kinds = {"chain": "gamma", "block": "one"}
+        if modules:
+            kinds = {"modules": "modules"}
+        elif method:
+            import jspec
+
+            passes = {each.name: each.passes for each in jspec.methods()}
+            unknown = [name for name in method if name not in passes]
+            if unknown:
+                raise ValueError(f"method {unknown[0]!r} is not one of {list(passes)}")
+            kinds = {name: passes[name] for name in method}
+        cases = economics.tabulate(alpha, k, c, kinds=kinds, t_star=t_star)
+        if figure is not None:
+            from jspec.control.figure import draw
+
+            if len(set(k)) > 1:
+                raise ValueError("a figure is drawn for one K; give -k once")
+            points = [
+                (f"{each.name}, α {each.alpha:g}", each.drafts, each.alpha)
+                for each in cases
+            ]
+            draw(figure, k=k[0], points=points)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(each) for each in cases]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        caption="tokens, cost: of a round, in target steps; gain: at batch 1. Even: "
+        "from this α, up to this batch, it pays. Tie: equals a chain at α. "
+        "∞: the gain at any batch.",
+    )
+    table.add_column("drafts", no_wrap=True)
+    for column in ("α", "K", "passes", "tokens", "cost", "gain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("α even", "α tie", "B even", "∞"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in cases:
+        each_c = f"{each.c:g}" if isinstance(each.c, float) else "modules"
+        reach = each.break_even_batch
+        table.add_row(
+            each.name,
+            f"{each.alpha:g}",
+            str(each.k),
+            f"{each.passes} × {each_c}" if each.passes else "none",
+            f"{each.emitted:.3f}",
+            f"{1 + each.drafts:.3f}",
+            f"{each.speedup:.2f}×",
+            "-" if each.pays_from is None else f"{each.pays_from:.3f}",
+            "-" if each.ties_chain_at is None else f"{each.ties_chain_at:.3f}",
+            "-" if reach is None else f"{reach:.0f}" if reach >= 1 else "none",
+            f"{each.asymptotic_speedup:.2f}×",
+        )
+    Console().print(table)
 
 
 @app.command(
