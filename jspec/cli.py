@@ -383,6 +383,7 @@ def cost(
     table = Table(
         box=None,
         padding=(0, 2, 0, 0),
+        pad_edge=False,
         caption="tokens, cost: of a round, in target steps; gain: at batch 1. Even: "
         "from this α, up to this batch, it pays. Tie: equals a chain at α. "
         "∞: the gain at any batch.",
@@ -399,7 +400,7 @@ def cost(
             each.name,
             f"{each.alpha:g}",
             str(each.k),
-            f"{each.passes} × {each_c}" if each.passes else "none",
+            f"{each.passes}×{each_c}" if each.passes else "none",
             f"{each.emitted:.3f}",
             f"{1 + each.drafts:.3f}",
             f"{each.speedup:.2f}×",
