@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import jspec
 from jspec import checkpoint
 from jspec.models import random_weights
+from jspec.server.local import serve
 from jspec.testing import tiny_config
 
 SPECIAL = ("<s>", "</s>", "<|user|>", "<|assistant|>")
@@ -164,9 +165,7 @@ class Servers:
         if options["method"] == "none":
             k = None
         with quick_compiler(self.folder / "xla"):
-            return jspec.serve(
-                self.paths["target"], num_speculative_tokens=k, **options
-            )
+            return serve(self.paths["target"], num_speculative_tokens=k, **options)
 
     def plain(self, prompt, params):
         """What plain decoding answers, alone."""

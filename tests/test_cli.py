@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -110,15 +111,10 @@ def test_wrong_input_is_told_in_one_line_with_status_two(command, args, why):
 
 
 def test_a_failed_answer_is_our_fault(command, servers, monkeypatch):
-    class Failed:
-        def __iter__(self):
-            return iter(())
-
-        def result(self):
-            done = servers.plain("x", greedy(1))
-            return dataclasses.replace(done, finish_reason="error", error="it burns")
-
-    monkeypatch.setattr(servers["plain"], "submit", lambda *_: Failed())
+    done = servers.plain("x", greedy(1))
+    failed = dataclasses.replace(done, finish_reason="error", error="it burns")
+    handle = MagicMock(result=lambda: failed)
+    monkeypatch.setattr(servers["plain"], "submit", lambda *_: handle)
     found = command("generate", "--method", "plain", "--json", "x")
     assert found == (1, "", "jspec: it burns\n")
 
