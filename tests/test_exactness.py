@@ -24,13 +24,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @functools.cache
 def answers(dtype, method):
-    """What 20 prompts get, four at once, from a server of its own."""
+    """What 20 prompts get, two at once, from a server of its own."""
     prompts = [prompt.request for prompt in select(PROMPTS)]
     params = jspec.SamplingParams(temperature=0.0, max_tokens=TOKENS)
     with jspec.serve(
         TARGET,
         num_speculative_tokens=4 if method in SPECULATIVE else None,
-        max_batch=4,
+        max_batch=2,
         max_model_len=640,
         dtype=dtype,
         **SPECULATIVE.get(method, {"method": method}),
