@@ -110,6 +110,11 @@ def test_sglang_alternates_for_ever_where_everything_is_rejected():
     assert ks[14::5] == [0, 1] * 39
 
 
+def test_sglang_begins_a_first_probe_as_if_all_but_one_draft_were_kept():
+    # The mean becomes 2, not -1: then 1.8 and 1.64, above 0.5.
+    assert trace(sglang(slot([0, 3]), initial=0), [1, 1, 1]) == [3, 3, 3]
+
+
 def test_sglang_keeps_a_slot_of_zero_alone_at_zero():
     assert set(trace(sglang(), [0] * 50, batch=64)) == {0}
 
