@@ -15,6 +15,7 @@ import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -229,10 +230,7 @@ def compare(
     costs: CostTable,
     *,
     palette: Sequence[int],
-    max_batch: int,
-    prefill_chunk: int = 512,
-    lag: int = 1,
-    seed: int = 0,
+    **options: Any,
 ) -> dict[str, Outcome]:
     """Each controller on the same trace, after every static K and the oracle.
 
@@ -241,25 +239,14 @@ def compare(
       controllers: by name, how to make a fresh one.
       costs: of every round.
       palette: the K values to hold against: "K=0", … and "oracle" in the result.
-      max_batch: rows.
-      prefill_chunk: see `simulate`.
-      lag: see `simulate`.
-      seed: see `simulate`.
+      options: of `simulate`.
     """
     rivals: dict[str, Callable[[], Controller]] = {
         f"K={k}": lambda k=k: Static(k) for k in sorted(set(palette))
     }
     rivals["oracle"] = lambda: Oracle(palette, costs)
     return {
-        name: simulate(
-            trace,
-            make(),
-            costs,
-            max_batch=max_batch,
-            prefill_chunk=prefill_chunk,
-            lag=lag,
-            seed=seed,
-        )
+        name: simulate(trace, make(), costs, **options)
         for name, make in (rivals | dict(controllers)).items()
     }
 

@@ -58,7 +58,9 @@ def test_a_figure_is_drawn_where_asked(cost, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "figure.svg"
     assert cost(*SEED, "--figure", str(path))[0] == 0
-    assert "<svg" in path.read_text()
+    drawn = path.read_text()
+    assert "<svg" in drawn
+    assert all(word in drawn for word in ("break-even", "chain, α 0.7", "block, α 0.7"))
 
 
 @pytest.mark.parametrize(

@@ -110,15 +110,6 @@ def test_a_chain_of_one_ties_with_itself():
         assert economics.tie_alpha(1.0, 1, c) == pytest.approx(1.0)
 
 
-def test_figure_1_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    from jspec.control.figure import draw
-
-    path = tmp_path / "figure.png"
-    draw(path, k=K, points=[("chain", K * C, ALPHA), ("block", C, 0.536)])
-    assert path.read_bytes()[:4] == b"\x89PNG"
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
