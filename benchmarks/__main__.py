@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -69,9 +69,14 @@ def main(
         raise typer.Exit(2) from None
     console = Console(stderr=True)
     console.print(config)
-    result = run.bench(config, model, progress=console.is_terminal, logs=logs)
-    if json:
-        run.save(result, json)
+
+    def keep(result: dict[str, Any]) -> None:
+        if json:
+            run.save(result, json)
+
+    result = run.bench(
+        config, model, progress=console.is_terminal, logs=logs, keep=keep
+    )
     if figure:
         report.figure(result, figure)
     text = report.markdown(result)

@@ -135,6 +135,7 @@ def bench(
     start: Starter = client.start,
     progress: bool = True,
     logs: Path | None = None,
+    keep: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Measures all contestants side by side and returns the result as plain JSON.
 
@@ -149,6 +150,7 @@ def bench(
       start: makes a worker; another one in tests.
       progress: shows a bar.
       logs: where workers' stderr goes; a temporary folder when `None`.
+      keep: receives the result after every pass, so that a long run loses little.
     """
     chosen = data.select(config.prompts, config.seed)
     ids = data.tokens(chosen, tokenizer or model.tokenizer)
@@ -213,6 +215,8 @@ def bench(
                 for batch in config.batches:
                     step(f"pass {number + 1}: {contestant.name}, batch {batch}")
                     plan.measure(number, contestant, batch)
+            if keep:
+                keep(result)
     return result
 
 

@@ -86,6 +86,27 @@ def test_what_cannot_run_is_listed_and_the_rest_goes_on(model, tokenizer, start)
     assert len(result["runs"]) == 3
 
 
+def test_a_result_is_kept_after_every_pass(model, tokenizer, start):
+    kept = []
+    config = run.Config(
+        contestants=(run.Contestant.parse("jspec"),),
+        prompts="nq_qa:1",
+        max_tokens=3,
+        repeats=2,
+        settle_seconds=0,
+        bandwidth_megabytes=16,
+    )
+    run.bench(
+        config,
+        model,
+        tokenizer=tokenizer,
+        start=start,
+        progress=False,
+        keep=lambda result: kept.append(len(result["runs"])),
+    )
+    assert kept == [1, 2]
+
+
 def test_a_result_survives_its_file(model, tokenizer, start, tmp_path):
     result = bench(model, tokenizer, start)
     run.save(result, tmp_path / "result.json")
