@@ -257,7 +257,8 @@ class Loop:
     """The jitted steps driven by hand.
 
     Memory that nothing was written to holds NaN, each row has just the pages that its
-    prompt and budget need, and they lie scattered: what reads beyond shows.
+    prompt and budget need (all of its room, if the drafter branches), and they lie
+    scattered: what reads beyond shows.
     """
 
     def __init__(
@@ -300,7 +301,11 @@ class Loop:
     ) -> None:
         """Gives a row to a prompt, and reads all of it but its last token."""
         size, none = self.layout.page_size, self.layout.pages
-        needed = -(-min(len(prompt) - 1 + params.max_tokens, self.layout.room) // size)
+        slots = len(prompt) - 1 + params.max_tokens
+        if self.drafter.branching:
+            # A kept node's own slot may lie beyond the text: it is read, then moved.
+            slots = self.layout.room
+        needed = -(-min(slots, self.layout.room) // size)
         self.free += self.held.pop(row, [])
         taken, self.free = self.free[:needed], self.free[needed:]
         assert len(taken) == needed, "The loop has no free pages left."
