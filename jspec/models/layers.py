@@ -22,11 +22,8 @@ def linear(
 ) -> Float[Array, "B N O"]:
     """`x @ w + bias`, all rows of all texts in one product.
 
-    The one place that knows what a platform needs. On a CPU a bfloat16 product of one
-    row leaves the fast path (40 GB/s become 1.5) and rounds differently from two or
-    more rows, among which no number changes a row's result; so there are never fewer
-    than two, and speculation in bfloat16 stays exact. `[in, out]` matrices are the
-    fast ones in float32; a tied head is read as `[V, E]`, as fast in both.
+    Matrices are `[in, out]`, the faster way in float32 on a CPU; a tied head is read as
+    `[V, E]`, as fast there in both dtypes.
 
     Args:
       x: the rows.
@@ -37,9 +34,6 @@ def linear(
     """
     b, n, width = x.shape
     rows = x.reshape(b * n, width)
-    lone = b * n == 1 and x.dtype == jnp.bfloat16
-    if lone:
-        rows = jnp.pad(rows, ((0, 1), (0, 0)))
     y = jax.lax.dot_general(
         rows,
         w,
@@ -47,8 +41,6 @@ def linear(
         precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
         preferred_element_type=out or x.dtype,
     )
-    if lone:
-        y = y[:1]
     if bias is not None:
         y = y + bias[None].astype(y.dtype)
     return y.reshape(b, n, y.shape[-1])
