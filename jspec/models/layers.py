@@ -132,9 +132,15 @@ def rotate(
     x: Float[Array, "B N H D"],
     turn: tuple[Float[Array, "B N 1 D"], Float[Array, "B N 1 D"]],
 ) -> Float[Array, "B N H D"]:
-    """Rotates the pairs `(i, i + D / 2)` of each head (the half-split convention)."""
+    """Rotates the pairs `(i, i + D / 2)` of each head (the half-split convention).
+
+    Both products are rounded before they are added. A compiler that may fuse one of
+    them into the addition picks either, differently for different numbers of nodes:
+    then a token's last bits would depend on what is verified beside it.
+    """
     cosine, sine = turn
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     half = jnp.concatenate([-second, first], axis=-1)
     wide = x.astype(jnp.float32)
-    return (wide * cosine + half * sine).astype(x.dtype)
+    straight, crossed = jax.lax.optimization_barrier((wide * cosine, half * sine))
+    return (straight + crossed).astype(x.dtype)
