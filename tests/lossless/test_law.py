@@ -23,7 +23,12 @@ def table(seed):
 AIM, DRAFT = table(0), table(1)
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3, 4])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "gamma", [1, pytest.param(2, marks=SLOW), pytest.param(3, marks=SLOW), 4]
+)
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_the_first_three_tokens_follow_the_law(method, gamma):
     drafter = METHODS[method](gamma=gamma)

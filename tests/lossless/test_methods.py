@@ -11,6 +11,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OPTIONS)
 def test_the_four_questions(method):
     target = tiny_target()
