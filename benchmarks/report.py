@@ -61,12 +61,13 @@ def notes(result: dict[str, Any]) -> str:
         for run in result["runs"]
         if run["cores_used_by_others"] is not None
     ]
+    passes = len({run["pass"] for run in result["runs"]}) or config["repeats"]
     sentences = [
         f"{machine['cpu']} ({', '.join(machine['features'])}), {config['threads']} of "
         f"{machine['cores']} cores; {len(tokens)} prompts ({config['prompts']}) of "
         f"{tokens[0]} to {tokens[-1]} tokens, {config['max_tokens']} tokens each, "
         "greedy.",
-        f"Medians of {config['repeats']} interleaved passes, lowest and highest in "
+        f"Medians of {passes} interleaved passes, lowest and highest in "
         "brackets; from the moment every row has a token to the last token.",
     ]
     if bandwidth:
