@@ -43,7 +43,8 @@ def test_r69_a_mixed_workload_compiles_nothing(servers, kind):
                     logit_bias={5: 2.0} if i == 4 else None,
                     num_speculative_tokens=0 if kind != "plain" and i == 5 else None,
                 )
-                handles.append(server.submit((PROMPTS[i % 6] * 9)[: 1 + 13 * i], params))
+                prompt = (PROMPTS[i % 6] * 9)[: 1 + 13 * i]
+                handles.append(server.submit(prompt, params))
             handles[-1].abort()
             assert all(handle.result(60) for handle in handles)
         settled(server)
