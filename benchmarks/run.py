@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -206,6 +207,7 @@ def bench(
         plan = _Plan(config, ids, workers, result)
         plan.warm_up()
         for number in range(config.repeats):
+            machine.settle(limit=config.settle_seconds)
             result["bandwidth_gb_s"] += machine.read_bandwidth(
                 threads=config.threads, megabytes=config.bandwidth_megabytes
             )
@@ -347,6 +349,7 @@ def _bar(total: int, *, show: bool) -> Generator[Callable[[str], None]]:
 def summarise(result: dict[str, Any]) -> list[dict[str, Any]]:
     """One line per contestant and batch: medians, spread, share of the floor, text.
 
+    Passes that others disturbed are left out where there are undisturbed ones.
     The floor of a step is the weights' bytes over the measured bandwidth; its share is
     stated at batch 1 and method `none`, where a step is one token. `equal` is the share
     of prompts whose ids equal the reference's: jspec's plain decoding at batch 1 in the
@@ -360,14 +363,19 @@ def summarise(result: dict[str, Any]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for run in result["runs"]:
         groups.setdefault((run["contestant"], run["batch"]), []).append(run)
+    limit = result["config"].get("others", math.inf)
     lines = []
-    for (name, batch), runs in groups.items():
+    for (name, batch), every in groups.items():
+        quiet = [run for run in every if (run["cores_used_by_others"] or 0) <= limit]
+        runs = quiet or every
         rates = [run["tokens_per_second"] for run in runs]
         first = runs[0]
         line = {
             "contestant": name,
             **{key: first[key] for key in ("engine", "method", "k", "dtype")},
             "batch": batch,
+            "passes": len(runs),
+            "disturbed": len(every) - len(quiet),
             "tokens_per_second": statistics.median(rates),
             "lowest": min(rates),
             "highest": max(rates),
