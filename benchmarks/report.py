@@ -61,7 +61,9 @@ def notes(result: dict[str, Any]) -> str:
         for run in result["runs"]
         if run["cores_used_by_others"] is not None
     ]
-    passes = len({run["pass"] for run in result["runs"]}) or config["repeats"]
+    lines = summarise(result)
+    passes = _span([line["passes"] for line in lines])
+    disturbed = [line["disturbed"] for line in lines if line["disturbed"]]
     sentences = [
         f"{machine['cpu']} ({', '.join(machine['features'])}), {config['threads']} of "
         f"{machine['cores']} cores; {len(tokens)} prompts ({config['prompts']}) of "
@@ -80,8 +82,18 @@ def notes(result: dict[str, Any]) -> str:
             "Other processes used up to "
             f"{max(busy):.2f} cores while an engine was measured."
         )
+    if disturbed:
+        sentences.append(
+            f"{sum(disturbed)} passes of {len(disturbed)} lines were disturbed (more "
+            f"than {config['others']} cores); they count only where a line has no others."
+        )
     sentences += [f"Refused: {what}: {why}" for what, why in result["refused"].items()]
     return "\n".join(sentences)
+
+
+def _span(counts: list[int]) -> str:
+    low, high = min(counts, default=0), max(counts, default=0)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def markdown(result: dict[str, Any]) -> str:

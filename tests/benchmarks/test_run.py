@@ -122,6 +122,16 @@ def test_the_summary_states_medians_equality_and_tau(model, tokenizer, start):
     assert lines[0]["tau"] == 1.0 and lines[0]["floor_share"] > 0
 
 
+def test_disturbed_passes_count_only_where_there_are_no_others(model, tokenizer, start):
+    result = bench(model, tokenizer, start, repeats=2)
+    for line in result["runs"]:
+        alone = line["pass"] == 0 and line["engine"] == "jspec"
+        line["cores_used_by_others"] = 0.0 if alone else 0.8
+    counts = [(line["passes"], line["disturbed"]) for line in run.summarise(result)]
+    assert counts == [(1, 1), (2, 2)]
+    assert "3 passes of 2 lines were disturbed" in report.notes(result)
+
+
 def test_another_text_is_noticed(model, tokenizer, start):
     result = bench(model, tokenizer, start)
     result["outputs"]["transformers none float32, batch 1"][0][0] += 1
