@@ -85,7 +85,7 @@ def notes(result: dict[str, Any]) -> str:
     if disturbed:
         sentences.append(
             f"{sum(disturbed)} passes of {len(disturbed)} lines were disturbed (more "
-            f"than {config['others']} cores); they count only where a line has no others."
+            f"than {config['others']} cores); they count where a line has no others."
         )
     sentences += [f"Refused: {what}: {why}" for what, why in result["refused"].items()]
     return "\n".join(sentences)
