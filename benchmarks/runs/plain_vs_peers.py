@@ -24,7 +24,8 @@ def judge(result: dict[str, Any]) -> Iterator[claims.Claim]:
     lines = {
         (line["contestant"], line["batch"]): line for line in run.summarise(result)
     }
-    for dtype in dict.fromkeys(line["dtype"] for line in lines.values()):
+    own = (line["dtype"] for line in lines.values() if line["engine"] == "jspec")
+    for dtype in dict.fromkeys(own):
         ours = f"jspec none {dtype}"
         for batch in result["config"]["batches"]:
             peers = [f"{peer} none {dtype}" for peer in PEERS]
