@@ -56,8 +56,20 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 _admit = jax.jit(steps.admit, donate_argnums=0)
 _bind = jax.jit(steps.bind_rules, donate_argnums=0)
-_prefill = jax.jit(steps.prefill, static_argnames="drafter", donate_argnums=2)
-_round = jax.jit(steps.decode_round, static_argnames="drafter", donate_argnums=2)
+
+
+def _step(function: Any, *, quick: bool) -> Any:
+    """A jitted step; `quick` halves the time to compile, which is most of a test's."""
+    return jax.jit(
+        function,
+        static_argnames="drafter",
+        donate_argnums=2,
+        compiler_options={"xla_backend_optimization_level": "0"} if quick else None,
+    )
+
+
+_prefill = _step(steps.prefill, quick=True)
+_round = {quick: _step(steps.decode_round, quick=quick) for quick in (True, False)}
 
 
 def tiny_config(**changes: Any) -> ModelConfig:
@@ -273,9 +285,11 @@ class Loop:
         chunk: int = 8,
         pages: int | None = None,
         scatter: int = 0,
+        quick: bool = True,
     ) -> None:
         self.target, self.drafter, self.weights = target, drafter, weights
         self.chunk = chunk
+        self.step = _round[quick]
         each = -(-room // page_size)
         self.layout = CacheLayout(
             rows=rows,
@@ -347,7 +361,7 @@ class Loop:
     def round(self, rows: Sequence[int] | None = None) -> Emission:
         """One round of `rows`, all by default; what it emitted, on the host."""
         chosen = range(self.layout.rows) if rows is None else rows
-        self.state, emission = _round(
+        self.state, emission = self.step(
             self.target,
             self.weights,
             self.state,
@@ -577,6 +591,7 @@ def sample(
             rows=batch,
             room=len(prompt) + budget,
             page_size=8,
+            quick=False,
         )
         loop.admit(0, prompt, params)
         each = -(-(len(prompt) + budget) // 8)
