@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -40,4 +41,7 @@ def test_the_embedded_models_logits_are_those_of_transformers(both, length):
     assert ids.shape == (1, length)
     with torch.no_grad():
         right = theirs(torch.tensor(ids)).logits.numpy()
-    assert np.abs(np.asarray(logits(ours, ids)) - right).max() < 1e-4
+    assert (
+        np.abs(np.asarray(logits(ours, jnp.asarray(ids, jnp.int32))) - right).max()
+        < 1e-4
+    )
