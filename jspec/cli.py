@@ -231,11 +231,10 @@ def demo(
 
         started = time.perf_counter()
         console = Console()
-        table = Table(title=f"{TARGET}: plain and n-gram drafting (K = {k}), greedy")
-        for column in ("prompt", "tokens", "plain", "n-gram", "speed-up"):
-            table.add_column(column, justify="left" if column == "prompt" else "right")
-        for column in ("tau", "accepted", "identical"):
-            table.add_column(column, justify="right")
+        table = Table(title=f"{TARGET}, greedy, K = {k}; plain and n-gram in tokens/s")
+        table.add_column("prompt", no_wrap=True)
+        for column in ("tokens", "plain", "n-gram", "gain", "tau", "accepted", "same"):
+            table.add_column(column, justify="right", no_wrap=True)
         with jspec.serve(
             TARGET,
             method="ngram",
@@ -275,10 +274,10 @@ def demo(
                 numbers = drafted.speculation
                 share = numbers.accepted / numbers.drafted if numbers.drafted else 0
                 table.add_row(
-                    prompt if len(prompt) < 40 else prompt[:37] + "...",
+                    prompt if len(prompt) < 22 else prompt[:19] + "...",
                     str(len(drafted.token_ids)),
-                    f"{slow:.1f} tokens/s",
-                    f"{fast:.1f} tokens/s",
+                    f"{slow:.1f}",
+                    f"{fast:.1f}",
                     f"{fast / slow:.2f}x" if slow else "-",
                     f"{numbers.tau:.2f}",
                     f"{share:.0%}",
