@@ -233,7 +233,7 @@ def demo(
         console = Console()
         table = Table(title=f"{TARGET}, greedy, K = {k}; plain and n-gram in tokens/s")
         table.add_column("prompt", no_wrap=True)
-        for column in ("tokens", "plain", "n-gram", "gain", "tau", "accepted", "same"):
+        for column in ("tokens", "plain", "n-gram", "gain", "tau", "kept", "same"):
             table.add_column(column, justify="right", no_wrap=True)
         with jspec.serve(
             TARGET,
@@ -274,7 +274,7 @@ def demo(
                 numbers = drafted.speculation
                 share = numbers.accepted / numbers.drafted if numbers.drafted else 0
                 table.add_row(
-                    prompt if len(prompt) < 22 else prompt[:19] + "...",
+                    prompt if len(prompt) < 14 else prompt[:11] + "...",
                     str(len(drafted.token_ids)),
                     f"{slow:.1f}",
                     f"{fast:.1f}",
