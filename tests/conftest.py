@@ -1,5 +1,6 @@
 """How every test runs: on the CPU, strictly, the shapes of arrays checked."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import jax
 import jaxtyping
 import pytest
 
@@ -55,3 +57,18 @@ def run_on_devices() -> Callable[[int, str], str]:
         return done.stdout
 
     return run
+
+
+MAPPINGS = 20_000
+"""Memory mappings beyond which compiled programs are dropped: a process may have
+65,530, every program takes some, and XLA crashes where there are no more."""
+
+
+@pytest.fixture(autouse=True)
+def few_programs():
+    """Drops compiled programs that no test holds before there are too many."""
+    yield
+    with open("/proc/self/maps") as mappings:
+        if sum(1 for _ in mappings) > MAPPINGS:
+            jax.clear_caches()
+            gc.collect()
