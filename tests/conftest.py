@@ -59,7 +59,7 @@ def run_on_devices() -> Callable[[int, str], str]:
     return run
 
 
-MAPPINGS = 20_000
+MAPPINGS = 40_000
 """Memory mappings beyond which compiled programs are dropped: a process may have
 65,530, every program takes some, and XLA crashes where there are no more."""
 
