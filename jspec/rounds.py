@@ -27,11 +27,15 @@ class Proposal:
       parent: the node that each follows.
       q: the law each node was drawn from, given all nodes before it.
         `None` when drafting was certain (argmax, top-k, look-up).
+      confidence: how likely each node is to be kept if those before it are, said
+        without a look at its own token unless drafting was certain. It advises who
+        chooses how much to verify; what is kept never depends on it.
     """
 
     tokens: Int[Array, "B N"]
     parent: Int[Array, "B N"]
     q: Float[Array, "B N V"] | None = None
+    confidence: Float[Array, "B N"] | None = None
 
 
 @pytree
