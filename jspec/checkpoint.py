@@ -256,18 +256,19 @@ def _default_device() -> jax.Device:
 
 @contextlib.contextmanager
 def _orbax() -> Generator[ocp.Checkpointer]:
-    """One file per chunk and host arrays taken as they are: no copy of the model."""
+    """One file per chunk and host arrays taken as they are: no copy of the model.
+
+    Weights hardly compress, and compressing holds several of them twice.
+    """
     handlers = ocp.type_handlers
-    try:
-        host_arrays = handlers.NumpyHandler(deepcopy_host_arrays=False)
-    except TypeError:  # Orbax 0.11 copies them, always.
-        host_arrays = handlers.NumpyHandler()
     registry = handlers.create_type_handler_registry(
-        (np.ndarray, host_arrays),
+        (np.ndarray, handlers.NumpyHandler(deepcopy_host_arrays=False)),
         (jax.Array, handlers.ArrayHandler()),
     )
     checkpointer = ocp.Checkpointer(
-        ocp.PyTreeCheckpointHandler(use_ocdbt=False, type_handler_registry=registry)
+        ocp.PyTreeCheckpointHandler(
+            use_ocdbt=False, use_compression=False, type_handler_registry=registry
+        )
     )
     log = logging.getLogger("absl")
     level = log.level
