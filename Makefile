@@ -24,6 +24,8 @@ test: lint
 	$(python) -m pytest
 
 test-slow: .venv/test.stamp
+	@echo "Installing the compiler for GPUs, if it is missing (200 MB)."
+	$(python) -m benchmarks.gpu.aot
 	$(python) -m pytest -m "slow and not gpu and not peers" || test $$? -eq 5
 
 lint: .venv/test.stamp

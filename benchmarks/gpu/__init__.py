@@ -1,0 +1,1 @@
+"""What the kernels cost on a GPU: compiled without one, measured on one."""
