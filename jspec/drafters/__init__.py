@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jspec.drafters.base import About, Drafter, Memory, View
+from jspec.drafters.base import About, Drafter, Memory, Trained, View
 from jspec.drafters.draft_model import DraftModel
 from jspec.drafters.ngram import NGram
 from jspec.drafters.plain import Plain
 
-__all__ = ["METHODS", "About", "Drafter", "Memory", "View"]
+__all__ = ["METHODS", "About", "Drafter", "Memory", "Trained", "View"]
 
 METHODS: Mapping[str, type[Drafter]] = MappingProxyType[str, type[Drafter]](
     {"none": Plain, "ngram": NGram, "draft_model": DraftModel}

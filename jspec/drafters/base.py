@@ -1,7 +1,8 @@
 """What a drafter is: one frozen dataclass, three pure methods."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from jaxtyping import Array, Int, Key
 
@@ -11,7 +12,7 @@ from jspec.rounds import Evidence, Proposal
 from jspec.sampling import Sampling
 from jspec.tree import pytree
 
-__all__ = ["About", "Drafter", "Memory", "View"]
+__all__ = ["About", "Drafter", "Memory", "Trained", "View"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,4 +114,34 @@ class Drafter(Protocol):
         self, weights: Any, memory: Memory, evidence: Evidence, view: View
     ) -> Memory:
         """Takes in what became permanent; `view.cache` already holds it."""
+        ...
+
+
+class Trained(Drafter, Protocol):
+    """A drafter with a checkpoint of its own (`jspec.checkpoint.save_drafter`).
+
+    Its weights are a plain `dict[str, Array]` with dotted names, matrices `[in, out]`,
+    in the target's dtype. What the checkpoint's JSON says is a frozen field, `config`,
+    so a method with weights is built by `configure` and not by its bare class.
+
+    A checkpoint may leave open what only the target knows (how many layers it has, so
+    which states the default taps are). Such a drafter has a third member,
+    `fit(self, target: Target) -> Self`, which fills it in; it is called once, before
+    `check`.
+    """
+
+    @classmethod
+    def configure(cls, config: Mapping[str, Any], **options: Any) -> Self:
+        """The drafter that a checkpoint's `config` describes.
+
+        Args:
+          config: as JSON has it; an unknown, missing or impossible entry is a
+            `ValueError` that names it.
+          options: the other fields: `gamma`, `draft_sampling`, and what users give as
+            `method_options`.
+        """
+        ...
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Exactly the weights that the configuration needs, by dotted name."""
         ...
