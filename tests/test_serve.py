@@ -46,7 +46,6 @@ REFUSED = (
     ("seed='x'", "seed must be an integer"),
     ("mesh=3", "mesh must be a jax.sharding.Mesh"),
     ("mesh=WRONG_MESH", "mesh must have an axis 'model'"),
-    ("method='draft_model', drafter=T, mesh=MESH", "do not work together"),
     ("drafter='/nowhere'", "'/nowhere'"),
     ("method='draft_model', drafter=SWAPPED", "tokenizer is not the target's: token 7"),
 )

@@ -11,8 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jspec import checkpoint, models
 from jspec.decode import DecodeState
 from jspec.mesh import ShardingRules, sharding_of
+from jspec.tokenizer import Tokenizer
 
-__all__ = ["load_model", "pick_dtype", "place_state"]
+__all__ = ["load_model", "load_weights", "pick_dtype", "place_state"]
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -66,6 +67,40 @@ def load_model(
 
     config, weights = checkpoint.load(path, dtype=pick_dtype(dtype), sharding=place)
     return models.build(config, weights)
+
+
+def load_weights(
+    path: Path,
+    tokenizer: Tokenizer,
+    *,
+    dtype: Any,
+    like: Any,
+    mesh: Mesh | None,
+) -> Any:
+    """What a method drafts with: a language model, or a drafter's arrays by name.
+
+    On a mesh, every device holds all of it.
+
+    Args:
+      path: a jspec checkpoint of either kind.
+      tokenizer: the target's; a language model must have the same tokens.
+      dtype: of a language model; `None`: as in its checkpoint.
+      like: the target's dtype, in which a drafter reads the target's features.
+      mesh: the target's devices.
+
+    Raises:
+      ValueError: the checkpoint is not whole, or has other tokens.
+    """
+    if checkpoint.read_manifest(path)["kind"] != "target":
+        whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        return checkpoint.load_drafter(
+            path, dtype=like, sharding=lambda name, shape: whole
+        )[2]
+    difference = tokenizer.first_difference(Tokenizer(path))
+    if difference is not None:
+        raise ValueError(f"the drafter's tokenizer is not the target's: {difference}")
+    undivided = ShardingRules(vocab=None, heads=None, key_heads=None, mlp=None)
+    return load_model(path, dtype=dtype, mesh=mesh, rules=undivided)
 
 
 def place_state(

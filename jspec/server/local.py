@@ -24,8 +24,9 @@ from typing import Any, Self
 import jax
 
 from jspec.cache import CacheLayout
+from jspec.checkpoint import read_config
 from jspec.decode import init_state
-from jspec.drafters import METHODS
+from jspec.drafters import Drafter
 from jspec.engine.buckets import Buckets, powers
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
@@ -35,7 +36,8 @@ from jspec.params import (
     SamplingParams,
     refuse_unsupported,
 )
-from jspec.server.load import load_model, pick_dtype, place_state
+from jspec.server.load import load_model, load_weights, pick_dtype, place_state
+from jspec.server.methods import Asked, fitted
 from jspec.server.stream import TextReader, TextStream
 from jspec.targets import cache_folder, resolve
 from jspec.tokenizer import Tokenizer
@@ -426,9 +428,10 @@ def serve(
     Args:
       target: a jspec checkpoint, a Hugging Face directory, a .gguf file,
         "smollm2-135m", or a hub id; converted once, if need be.
-      method: a name from `jspec.methods()`; "auto": "draft_model" if a drafter is
-        given, else "ngram"; "none": plain decoding.
-      drafter: the method's weights, named as `target` is.
+      method: a name from `jspec.methods()`; "auto": the one that the drafter is made
+        for, "ngram" if there is none; "none": plain decoding.
+      drafter: the method's weights, named as `target` is; a drafter's checkpoint is
+        converted once as well.
       num_speculative_tokens: K, drafted tokens a round; `None`: the method's default.
       schedule: must be `None`: K does not vary by load in this version.
       verification: "standard": the output follows the target's law exactly.
@@ -443,7 +446,8 @@ def serve(
       dtype: float32 or bfloat16; `None`: the checkpoint's.
       seed: of requests without one.
       lora: must be `None`: adapters are not supported in this version.
-      mesh: devices with an axis "model", among which the target is divided.
+      mesh: devices with an axis "model", among which the target is divided; each
+        holds the whole drafter.
       method_options: fields of the method, such as `{"longest": 3}` for "ngram".
       compilation_cache: keep compiled programs in the user's cache, unless JAX
         already has a place for them.
@@ -458,35 +462,35 @@ def serve(
     for what, value, least in (("kv_pages", kv_pages, 1), ("seed", seed, 0)):
         if value is not None:
             _integer(what, value, least)
-    drafting = _drafter(
-        method, drafter, num_speculative_tokens, draft_sampling, method_options
+    if num_speculative_tokens is not None:
+        _integer("num_speculative_tokens", num_speculative_tokens, 0)
+    asked = Asked(
+        method=method,
+        drafter=drafter,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_sampling=draft_sampling,
+        options=method_options,
     )
-    name, drafting = drafting
-    if mesh is not None and drafting.about.weights is not None:
-        raise ValueError(
-            f"mesh= and method {name!r} do not work together in this version"
-        )
     pick_dtype(dtype)
     if compilation_cache and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     show = sys.stderr.isatty()
     path = resolve(target, progress=show)
+    read_config(path)
+    drafter_path = None if drafter is None else resolve(drafter, progress=show)
+    name, drafting = asked.build(drafter_path)
     tokenizer = Tokenizer(path)
     resolved = time.perf_counter()
     model = load_model(path, dtype=dtype, mesh=mesh)
     weights = None
-    if drafter is not None:
-        drafter_path = resolve(drafter, progress=show)
-        if drafter_path != path:
-            difference = tokenizer.first_difference(Tokenizer(drafter_path))
-            if difference is not None:
-                raise ValueError(
-                    f"the drafter's tokenizer is not the target's: {difference}"
-                )
-        weights = (
-            model if drafter_path == path else load_model(drafter_path, dtype=dtype)
+    if drafter_path == path:
+        weights = model
+    elif drafter_path is not None:
+        weights = load_weights(
+            drafter_path, tokenizer, dtype=dtype, like=model.dtype, mesh=mesh
         )
+    drafting = fitted(drafting, model)
     drafting.check(weights, model)
     loaded = time.perf_counter()
 
@@ -502,7 +506,7 @@ def serve(
             f"num_speculative_tokens {drafting.gamma} must be less than max_model_len "
             f"{room}"
         )
-    layout = _layout(model, weights, max_batch, room, page_size, kv_pages)
+    layout = _layout(model, drafting, weights, max_batch, room, page_size, kv_pages)
     state = place_state(
         init_state(model, drafting, weights, layout, model.dtype), model, mesh, None
     )
@@ -585,65 +589,9 @@ def _refuse(
         )
 
 
-def _drafter(
-    method: str,
-    weights: Any,
-    k: int | None,
-    draft_sampling: str,
-    options: Mapping[str, Any] | None,
-) -> tuple[str, Any]:
-    if method == "auto":
-        method = "ngram" if weights is None else "draft_model"
-    if not isinstance(method, str) or method not in METHODS:
-        raise ValueError(
-            f"method {method!r} is not known; known are auto, {', '.join(METHODS)}"
-        )
-    kind = METHODS[method]
-    if kind.about.weights is None and weights is not None:
-        raise ValueError(f"method {method!r} has no weights; drafter= must be None")
-    if kind.about.weights is not None and weights is None:
-        raise ValueError(f"method {method!r} needs drafter=, {kind.about.weights}")
-    if options is not None and not isinstance(options, Mapping):
-        raise ValueError(f"method_options must be a mapping, not {options!r}")
-    fields = dict(options or {})
-    known = {field.name for field in dataclasses.fields(kind)}
-    for field in fields:
-        if field not in known - {"gamma", "draft_sampling"}:
-            raise ValueError(
-                f"method_options has {field!r}; method {method!r} takes "
-                f"{', '.join(sorted(known - {'gamma', 'draft_sampling'})) or 'none'}"
-            )
-    if k is not None:
-        _integer("num_speculative_tokens", k, 0)
-        if "gamma" in known:
-            fields["gamma"] = k
-        elif k:
-            raise ValueError(
-                f"method {method!r} drafts nothing; num_speculative_tokens must be "
-                f"None or 0, not {k}"
-            )
-    if draft_sampling not in ("auto", "greedy", "probabilistic"):
-        raise ValueError(
-            f"draft_sampling must be 'auto', 'greedy' or 'probabilistic', not "
-            f"{draft_sampling!r}"
-        )
-    if draft_sampling != "auto":
-        wanted = "dense" if draft_sampling == "probabilistic" else "certain"
-        if wanted not in kind.about.q:
-            raise ValueError(
-                f"draft_sampling={draft_sampling!r} does not work with method "
-                f"{method!r}, whose drafts are {' or '.join(kind.about.q)}"
-            )
-        if "draft_sampling" in known:
-            fields["draft_sampling"] = draft_sampling
-    try:
-        return method, kind(**fields)
-    except TypeError as error:
-        raise ValueError(f"method_options {fields!r} cannot be: {error}") from None
-
-
 def _layout(
     model: Any,
+    drafting: Drafter,
     weights: Any,
     max_batch: int,
     room: int,
@@ -652,16 +600,13 @@ def _layout(
 ) -> CacheLayout:
     one_text = math.ceil(room / page_size)
     if kv_pages is None:
-        models = [model] if weights is None else [model, weights]
-        per_token = sum(
-            2
-            * m.config.num_layers
-            * m.config.num_key_heads
-            * m.config.head_dim
-            * m.dtype.itemsize
-            for m in models
-        )
-        kv_pages = min(max_batch * one_text, CACHE_BYTES // (per_token * page_size))
+        one = CacheLayout(rows=1, room=page_size, pages=1, page_size=page_size)
+        own = jax.eval_shape(lambda weights: drafting.init(weights, one), weights)
+        config = model.config
+        per_token = 2 * config.num_layers * config.num_key_heads * config.head_dim
+        per_page = per_token * model.dtype.itemsize * page_size
+        per_page += sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(own.pages))
+        kv_pages = min(max_batch * one_text, CACHE_BYTES // per_page)
         kv_pages = max(kv_pages, one_text)
     return CacheLayout(rows=max_batch, room=room, pages=kv_pages, page_size=page_size)
 
