@@ -72,7 +72,7 @@ class StaticTree:
         paths = sorted({tuple(path) for path in choices}, key=lambda p: (len(p), p))
         if len(paths) != len(choices):
             raise ValueError("the choices of a tree name a path twice")
-        node = {(): ROOT}
+        node: dict[tuple[int, ...], int] = {(): ROOT}
         for path in paths:
             if path[:-1] not in node or not path:
                 raise ValueError(
@@ -231,7 +231,8 @@ def grow_tree(
             carry,
         )
     ids, scores, origins = [], [], []
-    path, origin, offset = jnp.zeros((b, 1)), jnp.full((b, 1), -1, jnp.int32), 0
+    origin = jnp.full((b, 1), -1, jnp.int32)
+    path, offset = jnp.zeros((b, 1)), 0
     found = first
     for level in range(depth):
         score = (path[..., None] + _below_zero(found.score[..., :width])).reshape(b, -1)
@@ -241,20 +242,26 @@ def grow_tree(
         scores.append(score)
         origins.append(jnp.repeat(origin, wide, axis=1))
         if level + 1 < depth:
-            path, best = jax.lax.top_k(score, min(width, score.shape[1]))
-            best = best.astype(jnp.int32)
+            path, likeliest = jax.lax.top_k(score, min(width, score.shape[1]))
+            likeliest = likeliest.astype(jnp.int32)
             before = top.tokens.shape[1] - origin.shape[1]
-            parent = jnp.where(path > -jnp.inf, before + best // wide, DEAD)
+            parent = jnp.where(path > -jnp.inf, before + likeliest // wide, DEAD)
             top = Frontier(
                 tokens=jnp.concatenate(
-                    [top.tokens, jnp.take_along_axis(tokens, best, axis=1)], axis=1
+                    [top.tokens, jnp.take_along_axis(tokens, likeliest, axis=1)], axis=1
                 ),
                 parent=jnp.concatenate([top.parent, parent], axis=1),
             )
-            origin, offset = offset + best, offset + tokens.shape[1]
+            origin, offset = offset + likeliest, offset + tokens.shape[1]
             found, carry = step(carry, top)
-    every = [jnp.concatenate(part, axis=1) for part in (ids, scores, origins)]
-    return *_best(anchor, *every, nodes), carry
+    proposal, best = _best(
+        anchor,
+        jnp.concatenate(ids, axis=1),
+        jnp.concatenate(scores, axis=1),
+        jnp.concatenate(origins, axis=1),
+        nodes,
+    )
+    return proposal, best, carry
 
 
 def _below_zero(score: Array) -> Array:
