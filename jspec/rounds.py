@@ -5,13 +5,39 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec.tree import pytree
 
-__all__ = ["DEAD", "ROOT", "Evidence", "Proposal", "Verdict", "ancestors_of", "settle"]
+__all__ = [
+    "DEAD",
+    "ROOT",
+    "Evidence",
+    "Proposal",
+    "SparseLaw",
+    "Verdict",
+    "ancestors_of",
+    "settle",
+]
 
 ROOT = 0
 """The node of the anchor."""
 
 DEAD = -1
 """The parent of a node that is not offered; the anchor's own parent too."""
+
+
+@pytree
+class SparseLaw:
+    """A law of each node that is zero but for some candidates.
+
+    What a drafter with a vocabulary of its own draws from, or one that draws among
+    its likeliest tokens: a dense law over the target's vocabulary is never built.
+
+    Attributes:
+      ids: the candidates in the target's vocabulary; those of one node that have a
+        probability differ. Where nodes or rows share them, their axis may be 1.
+      probs: their probabilities; 0 where there is no candidate.
+    """
+
+    ids: Int[Array, "#B #N C"]
+    probs: Float[Array, "B N C"]
 
 
 @pytree
@@ -25,7 +51,9 @@ class Proposal:
     Attributes:
       tokens: ids of the nodes.
       parent: the node that each follows.
-      q: the law each node was drawn from, given all nodes before it.
+      q: the law each node was drawn from, given all nodes before it, elder siblings
+        included: siblings drawn apart have one law; of siblings drawn without
+        replacement, a later one's law lacks the earlier tokens and is renormalised.
         `None` when drafting was certain (argmax, top-k, look-up).
       confidence: how likely each node is to be kept if those before it are, said
         without a look at its own token unless drafting was certain. It advises who
@@ -34,7 +62,7 @@ class Proposal:
 
     tokens: Int[Array, "B N"]
     parent: Int[Array, "B N"]
-    q: Float[Array, "B N V"] | None = None
+    q: Float[Array, "B N V"] | SparseLaw | None = None
     confidence: Float[Array, "B N"] | None = None
 
 
