@@ -1,0 +1,205 @@
+"""The block denoiser of DFlash and DSpark: its context, its one pass, its logits."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jspec.cache import BLOCK, CacheLayout, KVCache, Pages, empty_pages
+from jspec.drafters.base import Memory, View
+from jspec.drafters.block_config import BlockConfig
+from jspec.models.layers import embed, linear, norm, rotate, turns
+from jspec.pallas.block_attention import block_attention
+from jspec.rounds import Evidence
+
+__all__ = [
+    "block_pass",
+    "empty_context",
+    "head_logits",
+    "over_target",
+    "write_context",
+]
+
+
+def empty_context(config: BlockConfig, weights: Any, layout: CacheLayout) -> Memory:
+    """Pages of context keys and values; none is written yet."""
+    return Memory(
+        pages=empty_pages(
+            layout,
+            layers=config.num_layers,
+            key_heads=config.num_key_heads,
+            head_dim=config.head_dim,
+            dtype=weights["fc"].dtype,
+        )
+    )
+
+
+def write_context(
+    config: BlockConfig,
+    weights: Any,
+    memory: Memory,
+    evidence: Evidence,
+    cache: KVCache,
+) -> Memory:
+    """Makes keys and values of committed positions out of the target's hidden states.
+
+    Two projections a layer from one vector that all layers share: no attention, no
+    MLP, no pass of the drafter. Padding is not written.
+    """
+    assert evidence.features is not None
+    features = evidence.features.astype(weights["fc"].dtype)
+    if features.shape[:2] == (1, 1):
+        # One row alone would be summed in another order than among several.
+        features = jnp.concatenate([features, features], axis=1)
+    context = norm(
+        linear(features, weights["fc"]), weights["context_norm"], config.norm_eps
+    )
+    steps = jnp.arange(features.shape[1])[None]
+    position = evidence.start[:, None] + steps
+    turn = turns(config.rope, config.head_dim, position)
+    none, size = memory.pages.text.shape
+    column = position // size
+    page = jnp.take_along_axis(cache.table, column, axis=1, mode="clip")
+    real = (steps < evidence.count[:, None]) & (column < cache.table.shape[1])
+    page, slot = jnp.where(real, page, none), position % size
+
+    def put(pages: Array, new: Array) -> Array:
+        return pages.at[page, :, slot].set(new.astype(pages.dtype), mode="drop")
+
+    pages: Pages = memory.pages
+    k, v = list(pages.k), list(pages.v)
+    for l in range(config.num_layers):
+        key, value = _keys(config, _Layer(weights, l), context, turn)
+        k[l], v[l] = put(k[l], key), put(v[l], value)
+    pages = dataclasses.replace(pages, k=tuple(k), v=tuple(v))
+    return dataclasses.replace(memory, pages=pages)
+
+
+def block_pass(
+    config: BlockConfig,
+    weights: Any,
+    memory: Memory,
+    anchor: Int[Array, " B"],
+    view: View,
+    *,
+    gamma: int,
+    reach: int | None,
+) -> Float[Array, "B N E"]:
+    """The final hidden states of the rows that speak of the `gamma` drafts.
+
+    One pass over the anchor and masks behind it; nothing is written.
+
+    Args:
+      config: sizes and conventions.
+      weights: by dotted name.
+      memory: the context.
+      anchor: the newest token.
+      view: the target's embedding, and where the rows' pages lie.
+      gamma: drafted tokens.
+      reach: how many of the newest committed positions are seen; `None`: all.
+    """
+    ahead = 0 if config.sample_from_anchor else 1
+    width = max(gamma + ahead, 2)  # Never one row alone: see `write_context`.
+    nodes = jnp.arange(width)[None]
+    tokens = jnp.where(nodes == 0, anchor[:, None], config.mask_token_id)
+    table = weights["embed"] if config.own_embedding else view.target.embed[...]
+    x = embed(table, tokens).astype(weights["fc"].dtype)
+    if config.mask_embedding:
+        x = jnp.where((nodes == 0)[..., None], x, weights["mask_embedding"][None, None])
+    x = x * config.embedding_scale
+    position = view.cache.length[:, None] + nodes
+    turn = turns(config.rope, config.head_dim, position)
+    for l in range(config.num_layers):
+        layer = _Layer(weights, l)
+        y = norm(x, layer["attention_norm"], config.norm_eps)
+        q = _heads(config, layer, "q", y)
+        q = rotate(norm(q, layer["q_norm"], config.norm_eps), turn)
+        k, v = _keys(config, layer, y, turn)
+        size = memory.pages.text.shape[1]
+        mixed = block_attention(
+            q,
+            k,
+            v,
+            memory.pages.k[l],
+            memory.pages.v[l],
+            view.cache.table,
+            view.cache.length,
+            causal=config.causal[l] if config.causal else False,
+            window=config.windows[l] if config.windows else None,
+            reach=reach,
+            scale=config.head_dim**-0.5,
+            block_pages=max(1, min(BLOCK // size, view.cache.table.shape[1])),
+            sinks=layer.get("sinks"),
+        )
+        mixed = mixed.reshape(*x.shape[:2], -1)
+        x = x + linear(mixed, layer["o"], layer.get("o_bias"))
+        y = norm(x, layer["mlp_norm"], config.norm_eps)
+        gated = jax.nn.silu(linear(y, layer["gate"])) * linear(y, layer["up"])
+        x = x + linear(gated, layer["down"])
+    x = norm(x, weights["norm"], config.norm_eps)
+    return x[:, ahead : ahead + gamma]
+
+
+def head_logits(
+    config: BlockConfig, weights: Any, hidden: Float[Array, "B N E"], target: Any
+) -> Float[Array, "B N V"]:
+    """Float32 logits over the drafter's vocabulary, unscaled; the target's own head."""
+    if config.own_head:
+        return linear(hidden, weights["head"], out=jnp.float32)
+    hidden = hidden.astype(target.dtype)
+    if target.head is None:
+        return linear(hidden, target.embed[...], transposed=True, out=jnp.float32)
+    return linear(hidden, target.head[...], out=jnp.float32)
+
+
+def over_target(
+    config: BlockConfig, weights: Any, logits: Float[Array, "*B V"], tokens: int
+) -> Float[Array, "*B W"]:
+    """Scaled and capped logits over the target's rows; what cannot be is -inf.
+
+    Args:
+      config: scale, cap and vocabulary.
+      weights: for the map of a smaller vocabulary.
+      logits: over the drafter's vocabulary.
+      tokens: the target's ids from here on are padding.
+    """
+    logits = logits * config.logit_scale
+    if config.logit_cap is not None:
+        logits = config.logit_cap * jnp.tanh(logits / config.logit_cap)
+    if config.draft_vocab_size is not None:
+        wide = jnp.full((*logits.shape[:-1], config.vocab_size), -jnp.inf)
+        logits = wide.at[..., weights["draft_tokens"]].set(logits)
+    if tokens < config.vocab_size:
+        real = jnp.arange(config.vocab_size) < tokens
+        real = real.reshape((1,) * (logits.ndim - 1) + real.shape)
+        logits = jnp.where(real, logits, -jnp.inf)
+    return logits
+
+
+class _Layer:
+    """One layer's weights by their short names."""
+
+    def __init__(self, weights: Mapping[str, Array], l: int) -> None:
+        self.weights, self.prefix = weights, f"layers.{l}."
+
+    def __getitem__(self, name: str) -> Array:
+        return self.weights[self.prefix + name]
+
+    def get(self, name: str) -> Array | None:
+        return self.weights.get(self.prefix + name)
+
+
+def _heads(config: BlockConfig, layer: _Layer, name: str, x: Array) -> Array:
+    y = linear(x, layer[name], layer.get(f"{name}_bias"))
+    return y.reshape(*x.shape[:2], -1, config.head_dim)
+
+
+def _keys(
+    config: BlockConfig, layer: _Layer, x: Array, turn: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    k = norm(_heads(config, layer, "k", x), layer["k_norm"], config.norm_eps)
+    v = _heads(config, layer, "v", x)
+    return rotate(k, turn), v * config.value_scale
