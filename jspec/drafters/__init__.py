@@ -4,12 +4,20 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from jspec.drafters.base import About, Drafter, Memory, Trained, View
+from jspec.drafters.dflash import DFlash
 from jspec.drafters.draft_model import DraftModel
+from jspec.drafters.dspark import DSpark
 from jspec.drafters.ngram import NGram
 from jspec.drafters.plain import Plain
 
 __all__ = ["METHODS", "About", "Drafter", "Memory", "Trained", "View"]
 
 METHODS: Mapping[str, type[Drafter]] = MappingProxyType[str, type[Drafter]](
-    {"none": Plain, "ngram": NGram, "draft_model": DraftModel}
+    {
+        "none": Plain,
+        "ngram": NGram,
+        "draft_model": DraftModel,
+        "dflash": DFlash,
+        "dspark": DSpark,
+    }
 )
