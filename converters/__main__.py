@@ -13,8 +13,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from converters.check import difference
-from converters.convert import Report, convert, plan
-from converters.export import export
+from converters.convert import convert, plan
+from converters.export import export, exported
+from converters.plans import Report
 from jspec import checkpoint
 
 __all__ = ["app", "main"]
@@ -27,12 +28,14 @@ def command(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Hugging Face directory, GGUF file, or jspec checkpoint (to go back)."
+            help="Hugging Face directory or file of tensors, of a target or a drafter; "
+            "GGUF file; or jspec checkpoint (to go back)."
         ),
     ],
     target: Annotated[Path, typer.Argument(help="Directory to be made.")],
     family: Annotated[
-        str | None, typer.Option(help="Read the source as this family.")
+        str | None,
+        typer.Option(help="Read the source as this family, or drafting method."),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -72,6 +75,16 @@ def _run(
         return True
     if back and family is not None:
         raise ValueError(f"{source} is a jspec checkpoint: it says its family itself")
+    if check:
+        kind = (
+            checkpoint.read_manifest(source)["kind"]
+            if back
+            else plan(source, family=family, dtype=dtype).kind
+        )
+        if kind == "drafter":
+            raise ValueError(
+                "--check compares the logits of targets; a drafter has none alone"
+            )
     with _terminable(), _bar("writing" if back else "reading") as step:
         if back:
             report = export(source, target, dtype=dtype, step=step)
@@ -106,18 +119,7 @@ def _print_plan(
     rows: list[tuple[str, str, str, str]]
     notices: tuple[str, ...] = ()
     if back:
-        from converters.families import HUGGING_FACE
-        from converters.tables import lines
-        from jspec.models.base import weight_shapes
-
-        config = checkpoint.read_config(source)
-        stored = dtype or checkpoint.read_manifest(source)["dtype"]
-        table = lines(HUGGING_FACE[config.family], config)
-        shapes = weight_shapes(config)
-        rows = [
-            (weight, table[weight][0], str(shape), stored)
-            for weight, shape in shapes.items()
-        ]
+        rows = exported(source, dtype)
     else:
         made = plan(source, family=family, dtype=dtype)
         notices = made.notices

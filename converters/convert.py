@@ -1,32 +1,30 @@
-"""A Hugging Face directory or a GGUF file becomes a jspec checkpoint."""
+"""A Hugging Face directory, a torch or a GGUF file becomes a jspec checkpoint."""
 
-import dataclasses
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from converters import gguf_config, gguf_tokenizer
+from converters import drafters, gguf_config, gguf_tokenizer
 from converters.config import from_hugging_face, unread_keys
 from converters.families import GGUF, HUGGING_FACE
-from converters.recognise import read_json, recognise
-from converters.sources import Gguf, Tensor, TensorFiles, open_directory
-from converters.tables import IGNORED, Change, lines, source_shape
+from converters.plans import DTYPES, Plan, Report, match
+from converters.recognise import read_config, read_json, recognise
+from converters.sources import (
+    TENSOR_SUFFIXES,
+    Gguf,
+    TensorFiles,
+    open_directory,
+    open_file,
+)
+from converters.tables import ignored, lines
 from jspec import checkpoint
-from jspec.models.base import FAMILIES, ModelConfig, weight_shapes
+from jspec.models.base import FAMILIES, weight_shapes
 from jspec.tokenizer import Tokenizer
 
-__all__ = ["DTYPES", "TOKENIZER_FILES", "Plan", "Report", "convert", "plan"]
+__all__ = ["TOKENIZER_FILES", "convert", "plan"]
 
-DTYPES: Mapping[str, np.dtype] = {
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-    "float32": np.dtype(np.float32),
-}
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -45,40 +43,6 @@ TOKENIZER_FILES = (
 type Step = Callable[[int, int], None]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
-    """One tensor's way: its name there, its name here, and what it becomes."""
-
-    name: str
-    weight: str
-    tensor: Tensor
-    change: Change
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A conversion that has been checked and can be carried out."""
-
-    config: ModelConfig
-    lines: tuple[Line, ...]
-    source: Mapping[str, Any]
-    tokenizer_files: Mapping[str, Path | bytes]
-    notices: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a conversion wrote."""
-
-    family: str
-    tensors: int
-    bytes: int
-    dtypes: tuple[str, ...]
-    notices: tuple[str, ...] = ()
-
-
 def convert(
     source: Path,
     target: Path,
@@ -90,54 +54,45 @@ def convert(
     """Converts `source` and writes the jspec checkpoint `target`, whole or not at all.
 
     Args:
-      source: a Hugging Face directory or a GGUF file.
+      source: a Hugging Face directory, one file of tensors beside its config.json, or
+        a GGUF file.
       target: a directory that does not exist yet, or is empty.
       family: where the source is to be read as one; `None`: as it says itself.
       dtype: of all weights; `None`: as stored, and bfloat16 for a quantised file.
       step: told after each tensor how many bytes of how many are read.
 
     Raises:
-      ValueError: the source is not a model that is supported, in full; the sentence
-        names the file, key or tensor.
+      ValueError: the source is no model and no drafter that is supported, in full; the
+        sentence names the file, key or tensor.
     """
     made = plan(source, family=family, dtype=dtype)
-    total = sum(_bytes(line) for line in made.lines)
+    total = sum(line.bytes for line in made.lines)
     weights: dict[str, np.ndarray] = {}
     done = 0
     for line in made.lines:
-        weights[line.weight] = _read(line, made.config)
-        done += _bytes(line)
+        weights[line.weight] = line.read(made.config)
+        done += line.bytes
         if step is not None:
             step(done, total)
-    checkpoint.save(
-        target,
-        made.config,
-        weights,
-        source=made.source,
-        tokenizer_files=made.tokenizer_files,
-    )
+    if made.kind == "drafter":
+        checkpoint.save_drafter(
+            target, made.family, made.config, weights, source=made.source
+        )
+    else:
+        checkpoint.save(
+            target,
+            made.config,
+            weights,
+            source=made.source,
+            tokenizer_files=made.tokenizer_files,
+        )
     return Report(
-        family=made.config.family,
+        family=made.family,
         tensors=len(weights),
         bytes=total,
         dtypes=tuple(sorted({str(line.dtype) for line in made.lines})),
         notices=made.notices,
     )
-
-
-def _bytes(line: Line) -> int:
-    return line.dtype.itemsize * int(np.prod(line.shape))
-
-
-def _read(line: Line, config: ModelConfig) -> np.ndarray:
-    array = line.tensor.read()
-    if array.dtype != line.dtype:
-        with np.errstate(over="ignore"):
-            cast = array.astype(line.dtype)
-        if line.dtype == np.float16 and np.isinf(cast).sum() > np.isinf(array).sum():
-            raise ValueError(f"{line.name} has values beyond the range of float16")
-        array = cast
-    return line.change(array, config)
 
 
 def plan(source: Path, *, family: str | None = None, dtype: str | None = None) -> Plan:
@@ -146,9 +101,10 @@ def plan(source: Path, *, family: str | None = None, dtype: str | None = None) -
     Raises:
       ValueError: as `convert`; nothing has been read but headers.
     """
-    if family is not None and family not in FAMILIES:
+    known = (*FAMILIES, *drafters.CONVERTERS)
+    if family is not None and family not in known:
         raise ValueError(
-            f"the family {family!r} is not known; known are {', '.join(FAMILIES)}"
+            f"the family {family!r} is not known; known are {', '.join(known)}"
         )
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(
@@ -157,16 +113,21 @@ def plan(source: Path, *, family: str | None = None, dtype: str | None = None) -
     if not source.exists():
         raise ValueError(f"{source} does not exist")
     if source.is_dir():
-        return _plan_directory(source, family, dtype)
+        return _plan_directory(source, None, family, dtype)
+    if source.suffix in TENSOR_SUFFIXES:
+        return _plan_directory(source.parent, source, family, dtype)
     return _plan_gguf(source, family, dtype)
 
 
-def _plan_directory(source: Path, family: str | None, dtype: str | None) -> Plan:
-    if family is None:
-        recognise(source)
-    tensors = open_directory(source)
+def _plan_directory(
+    source: Path, file: Path | None, family: str | None, dtype: str | None
+) -> Plan:
+    raw = read_config(source)
+    tensors = open_directory(source) if file is None else open_file(file)
+    method = drafters.recognise(raw, tensors) if family is None else family
+    if method in drafters.CONVERTERS:
+        return drafters.plan(file or source, method, raw, tensors, dtype)
     family = family or recognise(source, tensors)
-    raw = read_json(source / "config.json")
     generation_file = source / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     files = {
@@ -185,9 +146,16 @@ def _plan_directory(source: Path, family: str | None, dtype: str | None) -> Plan
     if config.tie_embeddings and "lm_head.weight" in tensors:
         tensors = _without_tied_head(tensors)
     return Plan(
+        kind="target",
+        family=config.family,
         config=config,
-        lines=_lines(
-            source, tensors, lines(HUGGING_FACE[family], config), config, dtype
+        lines=match(
+            source,
+            tensors,
+            lines(HUGGING_FACE[family], config),
+            weight_shapes(config),
+            dtype,
+            waived=ignored(tensors),
         ),
         source={
             "container": "huggingface",
@@ -232,8 +200,17 @@ def _plan_gguf(source: Path, family: str | None, dtype: str | None) -> Plan:
         notices.append(f"{source} holds no tokenizer: prompts must be token ids")
     stored = Counter(tensor.stored for tensor in file.tensors.values())
     return Plan(
+        kind="target",
+        family=config.family,
         config=config,
-        lines=_lines(source, file.tensors, lines(GGUF[found], config), config, dtype),
+        lines=match(
+            source,
+            file.tensors,
+            lines(GGUF[found], config),
+            weight_shapes(config),
+            dtype,
+            waived=ignored(file.tensors),
+        ),
         source={
             "container": "gguf",
             "name": source.name,
@@ -264,52 +241,3 @@ def _gguf_dtype(file: Gguf) -> str:
         if len(tensor.shape) > 1:
             sizes[str(tensor.dtype)] += int(np.prod(tensor.shape))
     return sizes.most_common(1)[0][0]
-
-
-def _lines(
-    source: Path,
-    tensors: TensorFiles,
-    table: Mapping[str, tuple[str, Change]],
-    config: ModelConfig,
-    dtype: str | None,
-) -> tuple[Line, ...]:
-    found: list[Line] = []
-    for weight, shape in weight_shapes(config).items():
-        name, change = table[weight]
-        tensor = tensors.get(name)
-        if tensor is None:
-            raise ValueError(f"{source}: the tensor {name} is missing")
-        wanted = source_shape(shape, change)
-        if tensor.shape != wanted:
-            raise ValueError(
-                f"{source}: the tensor {name} has shape {tensor.shape}; the "
-                f"configuration says {wanted}"
-            )
-        if tensor.dtype not in DTYPES.values() and (
-            dtype is None or tensor.dtype.kind != "f"
-        ):
-            raise ValueError(
-                f"{source}: the tensor {name} is {tensor.dtype}, which is no dtype for "
-                f"weights; {', '.join(DTYPES)} are"
-            )
-        found.append(
-            Line(
-                name=name,
-                weight=weight,
-                tensor=tensor,
-                change=change,
-                shape=shape,
-                dtype=tensor.dtype if dtype is None else DTYPES[dtype],
-            )
-        )
-    used = {line.name for line in found}
-    ignored = [
-        re.compile(re.escape(name).replace(r"\{l\}", r"\d+")) for name in IGNORED
-    ]
-    for name in tensors:
-        if name not in used and not any(rule.fullmatch(name) for rule in ignored):
-            raise ValueError(
-                f"{source}: the tensor {name} is left over: the configuration has no "
-                "place for it"
-            )
-    return tuple(found)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,17 @@ import jax
 import numpy as np
 
 from converters.config import from_hugging_face, to_hugging_face
-from converters.convert import DTYPES, TOKENIZER_FILES, Report
+from converters.convert import TOKENIZER_FILES
+from converters.drafters import CONVERTERS
 from converters.families import HUGGING_FACE
+from converters.plans import DTYPES, Report
 from converters.sources import SAFETENSORS
-from converters.tables import lines
+from converters.tables import Change, lines, same, transpose
 from jspec import checkpoint
-from jspec.models.base import ModelConfig
+from jspec.drafters import METHODS
+from jspec.models.base import ModelConfig, weight_shapes
 
-__all__ = ["SHARD", "export"]
+__all__ = ["SHARD", "export", "exported"]
 
 SHARD = 5 * 10**9
 """Bytes of tensors in one file, as transformers splits them."""
@@ -38,7 +40,7 @@ def export(
     """Writes the Hugging Face form of the checkpoint `source`, whole or not at all.
 
     Args:
-      source: a jspec checkpoint of a target.
+      source: a jspec checkpoint.
       target: a directory that does not exist yet, or is empty.
       dtype: of all tensors; `None`: as stored, bit for bit.
       shard: the most bytes of tensors in one file.
@@ -53,11 +55,17 @@ def export(
         )
     manifest = checkpoint.read_manifest(source)
     place = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    config, weights = checkpoint.load(
-        source, dtype=dtype, sharding=lambda name, shape: place
-    )
-    written = _config_json(config, manifest, dtype)
-    table = lines(HUGGING_FACE[config.family], config)
+    load = {"dtype": dtype, "sharding": lambda name, shape: place}
+    config: Any
+    if manifest["kind"] == "drafter":
+        method, config, weights = checkpoint.load_drafter(source, **load)
+        written, table = CONVERTERS[method].export(config, manifest["source"])
+        copied = {}
+    else:
+        config, weights = checkpoint.load(source, **load)
+        written = _config_json(config, manifest, dtype)
+        table = lines(HUGGING_FACE[config.family], config)
+        copied = _files(source, written)
     shards: list[list[str]] = [[]]
     size = 0
     for weight in weights:
@@ -80,18 +88,8 @@ def export(
 
     with checkpoint.staging(target) as folder:
         (folder / "config.json").write_text(_text(written), encoding="utf-8")
-        for name in TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
-        if not (folder / "generation_config.json").is_file():
-            ends = {
-                key: written.get(key)
-                for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-            }
-            known = {key: value for key, value in ends.items() if value is not None}
-            if known:
-                file = folder / "generation_config.json"
-                file.write_text(_text(known), encoding="utf-8")
+        for name, content in copied.items():
+            (folder / name).write_bytes(content)
         where: dict[str, str] = {}
         for number, names in enumerate(shards, 1):
             file = (
@@ -100,12 +98,7 @@ def export(
                 else f"model-{number:05}-of-{len(shards):05}.safetensors"
             )
             header = {
-                table[weight][0]: (
-                    np.dtype(weights[weight].dtype),
-                    tuple(reversed(weights[weight].shape))
-                    if table[weight][1].__name__ == "transpose"
-                    else tuple(weights[weight].shape),
-                )
+                table[weight][0]: _described(weights[weight], table[weight][1], config)
                 for weight in names
             }
             _write(folder / file, header, entries(names))
@@ -115,11 +108,55 @@ def export(
             file = folder / "model.safetensors.index.json"
             file.write_text(_text(index), encoding="utf-8")
     return Report(
-        family=config.family,
+        family=manifest["family"],
         tensors=len(weights),
         bytes=total,
         dtypes=tuple(sorted({str(array.dtype) for array in weights.values()})),
     )
+
+
+def exported(source: Path, dtype: str | None = None) -> list[tuple[str, str, str, str]]:
+    """What `export` would write: weight, tensor, shape here and dtype of each."""
+    manifest = checkpoint.read_manifest(source)
+    stored = dtype or manifest["dtype"]
+    if manifest["kind"] == "drafter":
+        method, config = checkpoint.read_drafter(source)
+        _, table = CONVERTERS[method].export(config, manifest["source"])
+        drafter: Any = METHODS[method]
+        shapes = drafter.configure(config).weight_shapes()
+    else:
+        target = checkpoint.read_config(source)
+        table = lines(HUGGING_FACE[target.family], target)
+        shapes = weight_shapes(target)
+    return [
+        (weight, table[weight][0], str(shape), stored)
+        for weight, shape in shapes.items()
+    ]
+
+
+def _files(source: Path, written: Mapping[str, Any]) -> dict[str, bytes]:
+    """The tokenizer's files, and what ends a text if no file says it."""
+    files = {
+        name: (source / name).read_bytes()
+        for name in TOKENIZER_FILES
+        if (source / name).is_file()
+    }
+    ends = ("bos_token_id", "eos_token_id", "pad_token_id")
+    known = {key: written[key] for key in ends if written.get(key) is not None}
+    if known:
+        files.setdefault("generation_config.json", _text(known).encode())
+    return files
+
+
+def _described(
+    array: Any, change: Change, config: Any
+) -> tuple[np.dtype, tuple[int, ...]]:
+    """Dtype and shape of a changed array; the large ones are not changed for it."""
+    if change in (same, transpose):
+        shape = tuple(array.shape)
+        return np.dtype(array.dtype), shape[::-1] if change is transpose else shape
+    changed = change(np.asarray(array), config)
+    return changed.dtype, changed.shape
 
 
 def _text(value: Any) -> str:

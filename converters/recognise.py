@@ -7,7 +7,7 @@ from typing import Any
 
 from converters.config import ARCHITECTURES
 
-__all__ = ["read_json", "recognise"]
+__all__ = ["read_config", "read_json", "recognise"]
 
 FAMILY = {name: family for family, name in ARCHITECTURES.items()}
 
@@ -29,6 +29,19 @@ def read_json(file: Path) -> dict[str, Any]:
     return parsed
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a Hugging Face directory, target or drafter.
+
+    Raises:
+      ValueError: there is none, or it is an adapter's directory.
+    """
+    if (folder / "adapter_config.json").is_file():
+        raise _refusal(folder, "a LoRA adapter")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: it is no Hugging Face model")
+    return read_json(folder / "config.json")
+
+
 def recognise(folder: Path, tensors: Iterable[str] = ()) -> str:
     """The family of the target in a Hugging Face directory.
 
@@ -39,11 +52,7 @@ def recognise(folder: Path, tensors: Iterable[str] = ()) -> str:
     Raises:
       ValueError: it is no target of a supported family; the sentence says what it is.
     """
-    if (folder / "adapter_config.json").is_file():
-        raise _refusal(folder, "a LoRA adapter")
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: it is no Hugging Face model")
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     architectures = config.get("architectures") or []
     drafter = _drafter(config, architectures, set(tensors))
     if drafter is not None:

@@ -18,8 +18,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["Gguf", "Tensor", "TensorFiles", "open_directory"]
+__all__ = [
+    "TENSOR_SUFFIXES",
+    "Gguf",
+    "Tensor",
+    "TensorFiles",
+    "open_directory",
+    "open_file",
+]
 
+TENSOR_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 BLOCK = 8 * 2**20
 """Bytes dequantised at a time: what is needed beside the result is a few of these."""
 SAFETENSORS = {
@@ -77,18 +85,27 @@ def open_directory(folder: Path) -> dict[str, Tensor]:
             return reader(folder / name)
         if index.is_file():
             return _sharded(folder, index, reader)
-    for suffix, reader in ((".safetensors", _safetensors), (".bin", _torch)):
+    for suffix in TENSOR_SUFFIXES:
         files = [
             file
             for file in folder.glob(f"*{suffix}")
             if not file.name.startswith(("adapter_", "training_args"))
         ]
         if len(files) == 1:
-            return reader(files[0])
+            return open_file(files[0])
     raise ValueError(
         f"{folder} holds no model.safetensors and no pytorch_model.bin, "
         "whole or in shards"
     )
+
+
+def open_file(file: Path) -> dict[str, Tensor]:
+    """The tensors of one file, safetensors or torch.
+
+    Raises:
+      ValueError: it is neither, or is damaged.
+    """
+    return _safetensors(file) if file.suffix == ".safetensors" else _torch(file)
 
 
 def _sharded(

@@ -1,24 +1,31 @@
 """What a line of a family's table means: a name there, a name here, a change."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from jspec.models.base import ModelConfig, weight_shapes
 
 __all__ = [
-    "IGNORED",
+    "IDS",
     "Change",
     "Table",
+    "flatten",
+    "from_offsets",
+    "ignored",
+    "integers",
     "lines",
     "same",
     "source_shape",
+    "to_offsets",
     "transpose",
     "unpermute_keys",
     "unpermute_queries",
 ]
 
-type Change = Callable[[np.ndarray, ModelConfig], np.ndarray]
+type Change = Callable[[np.ndarray, Any], np.ndarray]
 type Table = Mapping[str, tuple[str, Change]]
 
 IGNORED = (
@@ -28,22 +35,46 @@ IGNORED = (
 """Frequencies follow from the configuration; files may carry them all the same."""
 
 
-def same(array: np.ndarray, config: ModelConfig) -> np.ndarray:
+def same(array: np.ndarray, config: Any) -> np.ndarray:
     """Taken as it is."""
     return array
 
 
-def transpose(array: np.ndarray, config: ModelConfig) -> np.ndarray:
+def transpose(array: np.ndarray, config: Any) -> np.ndarray:
     """`[out, in]` to `[in, out]`, or back."""
     return np.ascontiguousarray(array.T)
 
 
-def unpermute_queries(array: np.ndarray, config: ModelConfig) -> np.ndarray:
+def flatten(array: np.ndarray, config: Any) -> np.ndarray:
+    """One axis, whatever they were."""
+    return array.reshape(-1)
+
+
+def integers(array: np.ndarray, config: Any) -> np.ndarray:
+    """Ids in 32 bits."""
+    return array.astype(np.int32)
+
+
+def from_offsets(array: np.ndarray, config: Any) -> np.ndarray:
+    """EAGLE-3's `d2t`, how far each draft id is from its target id, to target ids."""
+    return (np.arange(array.size) + array).astype(np.int32)
+
+
+def to_offsets(array: np.ndarray, config: Any) -> np.ndarray:
+    """The way back of `from_offsets`."""
+    return (array - np.arange(array.size)).astype(np.int64)
+
+
+IDS = (integers, from_offsets, to_offsets)
+"""Changes of integers, which no dtype of weights is for."""
+
+
+def unpermute_queries(array: np.ndarray, config: Any) -> np.ndarray:
     """Rows of GGUF's `llama` back from interleaved to half-split rope, per head."""
     return _unpermute(array, config.num_heads)
 
 
-def unpermute_keys(array: np.ndarray, config: ModelConfig) -> np.ndarray:
+def unpermute_keys(array: np.ndarray, config: Any) -> np.ndarray:
     """As `unpermute_queries`, over the key heads."""
     return _unpermute(array, config.num_key_heads)
 
@@ -75,6 +106,14 @@ def lines(table: Table, config: ModelConfig) -> dict[str, tuple[str, Change]]:
     return {weight: found[weight] for weight in wanted}
 
 
-def source_shape(shape: tuple[int, ...], change: Change) -> tuple[int, ...]:
-    """What shape a tensor has there when it has `shape` here."""
-    return shape if change is same else shape[::-1]
+def source_shape(shape: tuple[int, ...], change: Change) -> tuple[int, ...] | None:
+    """The shape there of what has `shape` here; `None`: only reading it can tell."""
+    if change is same or change in IDS:
+        return shape
+    return None if change is flatten else shape[::-1]
+
+
+def ignored(tensors: Iterable[str]) -> list[str]:
+    """Those of the tensors that say nothing new."""
+    rules = [re.compile(re.escape(name).replace(r"\{l\}", r"\d+")) for name in IGNORED]
+    return [name for name in tensors if any(rule.fullmatch(name) for rule in rules)]

@@ -1,4 +1,4 @@
-"""Whatever a target may be given as, turned into a checkpoint directory.
+"""Whatever a target or a drafter may be given as, turned into a checkpoint directory.
 
 What is not in jspec's format is converted once, into the user's cache
 (`$XDG_CACHE_HOME/jspec`, else `~/.cache/jspec`), and found there the next time.
@@ -46,11 +46,12 @@ type Step = Callable[[int, int], None]
 
 
 def resolve(target: str | Path, *, progress: bool = True) -> Path:
-    """The checkpoint directory of a target, converted first where that is needed.
+    """The checkpoint directory of a target or drafter, converted first if need be.
 
     Args:
-      target: a jspec checkpoint, a Hugging Face directory, a GGUF file, the name of
-        the embedded default, or a hub id such as `HuggingFaceTB/SmolLM2-135M-Instruct`.
+      target: a jspec checkpoint, a Hugging Face directory, a GGUF file, a file of
+        tensors beside its config.json, the name of the embedded default, or a hub id
+        such as `HuggingFaceTB/SmolLM2-135M-Instruct`.
       progress: whether to show a bar, on a terminal.
 
     Raises:
@@ -68,8 +69,8 @@ def resolve(target: str | Path, *, progress: bool = True) -> Path:
     if isinstance(target, str) and HUB_ID.fullmatch(target):
         return _converted(_from_hub(target), progress)
     raise ValueError(
-        f"the target {str(target)!r} is no directory, no file, no hub id (owner/name) "
-        f"and not {DEFAULT!r}"
+        f"{str(target)!r} is no directory, no file, no hub id (owner/name) and not "
+        f"{DEFAULT!r}"
     )
 
 
@@ -99,7 +100,8 @@ def _convert(source: Path, kept: Path, dtype: str | None, step: Step | None) -> 
 
 def _key(source: Path) -> str:
     """Changes when the source does: path, sizes, times, and every JSON's content."""
-    files = [source] if source.is_file() else sorted(source.iterdir())
+    beside = source.parent / "config.json"
+    files = [source, beside] if source.is_file() else sorted(source.iterdir())
     digest = hashlib.sha256(f"{REVISION} {checkpoint.FORMAT} {source}".encode())
     for file in files:
         if not file.is_file() or file.name.startswith("."):
@@ -238,7 +240,9 @@ def _from_hub(name: str) -> Path:
     try:
         folder = _snapshot(huggingface_hub, name, [*texts, "*.safetensors"])
         if not any(folder.glob("*.safetensors")):
-            folder = _snapshot(huggingface_hub, name, [*texts, "pytorch_model*.bin"])
+            folder = _snapshot(
+                huggingface_hub, name, [*texts, "pytorch_model*.bin", "*.pt"]
+            )
     except Exception as error:
         line = " ".join((str(error) or type(error).__name__).split())[:200]
         raise ValueError(
