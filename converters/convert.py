@@ -15,6 +15,7 @@ from converters.sources import (
     TENSOR_SUFFIXES,
     Gguf,
     TensorFiles,
+    beside,
     open_directory,
     open_file,
 )
@@ -123,7 +124,10 @@ def _plan_directory(
     source: Path, file: Path | None, family: str | None, dtype: str | None
 ) -> Plan:
     raw = read_config(source)
-    tensors = open_directory(source) if file is None else open_file(file)
+    if file is None:
+        tensors = {**open_directory(source), **beside(source)}
+    else:
+        tensors = open_file(file)
     method = drafters.recognise(raw, tensors) if family is None else family
     if method in drafters.CONVERTERS:
         return drafters.plan(file or source, method, raw, tensors, dtype)

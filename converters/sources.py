@@ -23,11 +23,14 @@ __all__ = [
     "Gguf",
     "Tensor",
     "TensorFiles",
+    "beside",
     "open_directory",
     "open_file",
 ]
 
 TENSOR_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+BESIDE = ("mask_embedding.pt",)
+"""A single tensor each: a DFlash drafter's embedding of the mask."""
 BLOCK = 8 * 2**20
 """Bytes dequantised at a time: what is needed beside the result is a few of these."""
 SAFETENSORS = {
@@ -97,6 +100,15 @@ def open_directory(folder: Path) -> dict[str, Tensor]:
         f"{folder} holds no model.safetensors and no pytorch_model.bin, "
         "whole or in shards"
     )
+
+
+def beside(folder: Path) -> dict[str, Tensor]:
+    """The tensors that layouts keep in files of their own, by the files' names."""
+    tensors: dict[str, Tensor] = {}
+    for name in BESIDE:
+        if (folder / name).is_file():
+            tensors |= _torch(folder / name)
+    return tensors
 
 
 def open_file(file: Path) -> dict[str, Tensor]:
@@ -218,6 +230,8 @@ def _torch(file: Path) -> dict[str, Tensor]:
     root = index.removesuffix("data.pkl")
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
+    if isinstance(state, tuple):
+        state = {file.stem: state}
     tensors = {}
     for name, value in state.items():
         if not (isinstance(value, tuple) and isinstance(value[0], _Storage)):

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from converters.drafters import dflash, dspark, eagle, eagle3
 from converters.drafters.base import Converter, DrafterPlan
 from converters.plans import Plan, match
 from converters.sources import TensorFiles
@@ -13,7 +14,9 @@ from jspec.drafters import METHODS
 
 __all__ = ["CONVERTERS", "DrafterPlan", "plan", "recognise"]
 
-CONVERTERS: Mapping[str, Converter] = MappingProxyType[str, Converter]({})
+CONVERTERS: Mapping[str, Converter] = MappingProxyType[str, Converter](
+    {"dspark": dspark, "dflash": dflash, "eagle3": eagle3, "eagle": eagle}
+)
 """By method, those with the surest marks first."""
 
 
