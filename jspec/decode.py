@@ -13,9 +13,9 @@ from jspec.drafters.base import Drafter, Memory, View
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal, Verdict, ancestors_of, settle
 from jspec.rules import Rules, apply_rules, ban_stops, no_rules
-from jspec.sampling import Sampling, Stream, greedy, law, row_keys
+from jspec.sampling import Sampling, Stream, greedy, row_keys
 from jspec.tree import pytree
-from jspec.verify import verify, verify_chain, verify_greedy
+from jspec.verify import Standard, Verification, cut_broken
 
 __all__ = [
     "STOPS",
@@ -28,7 +28,11 @@ __all__ = [
     "decode_round",
     "init_state",
     "prefill",
+    "spare_slots",
 ]
+
+STANDARD = Standard()
+"""How a round is judged unless it is asked otherwise."""
 
 STOPS = 16
 """Stop tokens a row can have; a request with more is refused."""
@@ -146,6 +150,32 @@ def init_state(
         memory=drafter.init(weights, layout),
         rules=no_rules(b, config.vocab_size),
     )
+
+
+def spare_slots(
+    target: Target, drafter: Drafter, weights: Any, state: DecodeState
+) -> int:
+    """Slots that a row needs behind the longest text it can have.
+
+    None for chains, whose kept nodes lie in place. A node of a tree is written and
+    read in the slot of its number, until `keep` moves it to that of its depth.
+
+    Args:
+      target: the model.
+      drafter: whose trees.
+      weights: the drafter's.
+      state: its shapes are all that is looked at.
+    """
+    if not drafter.branching:
+        return 0
+
+    def propose(target: Target, weights: Any, state: DecodeState) -> Array:
+        here, cache = state.rows, _cache(state.pages, state.rows)
+        keys = row_keys(here.sampling, cache.length, Stream.DRAFT)
+        view = View(target=target, cache=cache, sampling=here.sampling)
+        return drafter.propose(weights, state.memory, here.anchor, keys, view)[0].tokens
+
+    return jax.eval_shape(propose, target, weights, state).shape[1] - 1
 
 
 def admit(state: DecodeState, row: Int[Array, ""], entry: Rows) -> DecodeState:
@@ -286,6 +316,7 @@ def decode_round(
     rows: Int[Array, " B"],
     *,
     drafter: Drafter,
+    verification: Verification = STANDARD,
 ) -> tuple[DecodeState, Emission]:
     """Propose, verify, keep, observe: one round of the rows named.
 
@@ -297,6 +328,7 @@ def decode_round(
       state: donated.
       rows: which rows decode; an entry beyond the last row is padding.
       drafter: static; its `gamma` is this round's.
+      verification: static; which drafts are kept.
     """
     here = _take(state.rows, rows)
     cache = _cache(state.pages, here)
@@ -304,7 +336,9 @@ def decode_round(
     memory = dataclasses.replace(state.memory, rows=_take(state.memory.rows, rows))
     drafting = row_keys(here.sampling, cache.length, Stream.DRAFT)
     proposal, memory = drafter.propose(weights, memory, here.anchor, drafting, view)
-    proposal, depth, ancestors = _trim(proposal, here, branching=drafter.branching)
+    proposal, depth, ancestors = _trim(
+        proposal, here, target.config.vocab_size, branching=drafter.branching
+    )
 
     seen = target(
         proposal.tokens,
@@ -316,11 +350,18 @@ def decode_round(
     assert seen.logits is not None
     logits = _ruled(seen.logits, state.rules, rows, here, proposal, depth, ancestors)
     choice = greedy(logits)
-    keys = row_keys(here.sampling, cache.length, Stream.VERIFY)
-    verdict = _judge(keys, logits, choice, proposal, here, branching=drafter.branching)
-
     best = jnp.take_along_axis(logits, choice[..., None], axis=-1)[..., 0]
-    tokens, count, finish = _deliver(proposal, verdict, jnp.isfinite(best), here)
+    sound = jnp.isfinite(best)
+    asked = jnp.where(here.live, here.sampling.temperature, 0)
+    verdict = verification.judge(
+        row_keys(here.sampling, cache.length, Stream.VERIFY),
+        logits,
+        choice,
+        cut_broken(proposal, sound),
+        dataclasses.replace(here.sampling, temperature=asked),
+        branching=drafter.branching,
+    )
+    tokens, count, finish = _deliver(proposal, verdict, sound, here)
     path = verdict.path
     settled = jnp.take_along_axis(proposal.tokens, path, axis=1)
     cache = seen.cache.keep(path, settled, count, branching=drafter.branching)
@@ -372,9 +413,12 @@ def decode_round(
 
 
 def _trim(
-    proposal: Proposal, here: Rows, *, branching: bool
+    proposal: Proposal, here: Rows, width: int, *, branching: bool
 ) -> tuple[Proposal, Array, Array]:
-    """Offers no node deeper than the row may use: its own `gamma` and its budget."""
+    """Offers no node deeper than the row may use: its own `gamma` and its budget.
+
+    Nor one that is no token, a placeholder say: what the target reads for it is 0.
+    """
     n = proposal.tokens.shape[1]
     nodes = jnp.arange(n)
     if branching:
@@ -386,9 +430,12 @@ def _trim(
         )
         depth = jnp.broadcast_to(nodes.astype(jnp.int32), proposal.tokens.shape)
     most = jnp.minimum(here.gamma, here.budget - here.emitted - 1)
-    usable = (depth <= most[:, None]) & here.live[:, None]
+    real = (proposal.tokens >= 0) & (proposal.tokens < width)
+    usable = (depth <= most[:, None]) & here.live[:, None] & real
     parent = jnp.where(usable, proposal.parent, DEAD)
-    return dataclasses.replace(proposal, parent=parent), depth, ancestors
+    tokens = jnp.where(real, proposal.tokens, 0)
+    proposal = dataclasses.replace(proposal, tokens=tokens, parent=parent)
+    return proposal, depth, ancestors
 
 
 def _ruled(
@@ -412,30 +459,6 @@ def _ruled(
         lambda logits: ban_stops(logits, here.stops, early),
         lambda logits: logits,
         logits,
-    )
-
-
-def _judge(
-    keys: Array,
-    logits: Array,
-    choice: Array,
-    proposal: Proposal,
-    here: Rows,
-    *,
-    branching: bool,
-) -> Verdict:
-    """Greedy rows need no law: where no row draws, none is computed."""
-
-    def drawn(_: None) -> Verdict:
-        p = law(logits, here.sampling)
-        judge = verify if branching else verify_chain
-        return judge(keys, p, proposal)
-
-    return jax.lax.cond(
-        jnp.any(here.sampling.sampled & here.live),
-        drawn,
-        lambda _: verify_greedy(choice, proposal),
-        None,
     )
 
 

@@ -31,6 +31,7 @@ from jspec.params import SamplingParams
 from jspec.rounds import DEAD, Evidence, Proposal
 from jspec.sampling import Sampling, law
 from jspec.tree import pytree
+from jspec.verify import Verification
 
 __all__ = [
     "GREEDY",
@@ -58,18 +59,21 @@ _admit = jax.jit(steps.admit, donate_argnums=0)
 _bind = jax.jit(steps.bind_rules, donate_argnums=0)
 
 
-def _step(function: Any, *, quick: bool) -> Any:
+def _step(function: Any, *static: str, quick: bool) -> Any:
     """A jitted step; `quick` halves the time to compile, which is most of a test's."""
     return jax.jit(
         function,
-        static_argnames="drafter",
+        static_argnames=static,
         donate_argnums=2,
         compiler_options={"xla_backend_optimization_level": "0"} if quick else None,
     )
 
 
-_prefill = _step(steps.prefill, quick=True)
-_round = {quick: _step(steps.decode_round, quick=quick) for quick in (True, False)}
+_prefill = _step(steps.prefill, "drafter", quick=True)
+_round = {
+    quick: _step(steps.decode_round, "drafter", "verification", quick=quick)
+    for quick in (True, False)
+}
 
 
 def tiny_config(**changes: Any) -> ModelConfig:
@@ -286,8 +290,10 @@ class Loop:
         pages: int | None = None,
         scatter: int = 0,
         quick: bool = True,
+        verification: Verification = steps.STANDARD,
     ) -> None:
         self.target, self.drafter, self.weights = target, drafter, weights
+        self.verification = verification
         self.chunk = chunk
         self.step = _round[quick]
         each = -(-room // page_size)
@@ -367,6 +373,7 @@ class Loop:
             self.state,
             np.array(list(chosen), np.int32),
             drafter=self.drafter,
+            verification=self.verification,
         )
         return cast(Emission, jax.device_get(emission))
 

@@ -15,6 +15,7 @@ from jspec import decode
 from jspec.decode import DecodeState
 from jspec.drafters.base import Drafter
 from jspec.models.base import Target
+from jspec.verify import Verification
 
 __all__ = ["Buckets", "Executables", "powers"]
 
@@ -79,6 +80,7 @@ class Executables:
         state: DecodeState,
         buckets: Buckets,
         *,
+        verification: Verification = decode.STANDARD,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.buckets = buckets
@@ -131,7 +133,9 @@ class Executables:
         for gamma in buckets.gammas:
             drafting = dataclasses.replace(drafter, gamma=gamma)
             step = with_weights(
-                functools.partial(decode.decode_round, drafter=drafting)
+                functools.partial(
+                    decode.decode_round, drafter=drafting, verification=verification
+                )
             )
             for batch in buckets.batch:
                 round[gamma, batch] = self._compile(

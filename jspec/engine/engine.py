@@ -13,7 +13,14 @@ import jax
 import numpy as np
 
 from jspec.cache import CacheLayout
-from jspec.decode import STOPS, DecodeState, Emission, Finish
+from jspec.decode import (
+    STANDARD,
+    STOPS,
+    DecodeState,
+    Emission,
+    Finish,
+    spare_slots,
+)
 from jspec.drafters.base import Drafter
 from jspec.engine.buckets import Buckets, Executables
 from jspec.engine.pages import PagePool
@@ -21,6 +28,7 @@ from jspec.engine.request import Emitted, Request
 from jspec.engine.scheduler import Admission, Plan, Scheduler
 from jspec.models.base import Target
 from jspec.params import FinishReason, SamplingParams
+from jspec.verify import Verification
 
 __all__ = ["Counters", "Engine"]
 
@@ -85,6 +93,7 @@ class Engine:
         layout: CacheLayout,
         buckets: Buckets,
         max_model_len: int,
+        verification: Verification = STANDARD,
         prefix_cache: bool = True,
         seed: int = 0,
         choose: Callable[[int, int], int] | None = None,
@@ -100,14 +109,22 @@ class Engine:
           layout: of `state`.
           buckets: every shape a step may have.
           max_model_len: most tokens of a prompt and its continuation.
+          verification: which drafts are kept.
           prefix_cache: whether prompts that begin alike share pages.
           seed: of requests that have none.
           choose: drafted tokens of the next round, from (batch, median context);
             `None`: always the drafter's `gamma`.
           progress: told of every executable: its name, how many are done, of how many.
         """
+        spare = spare_slots(target, drafter, weights, state)
+        if spare and layout.room < max_model_len + spare:
+            raise ValueError(
+                f"a layout with room {layout.room} is too small: max_model_len "
+                f"{max_model_len} and a drafted tree take {max_model_len + spare} slots"
+            )
         self.config = target.config
         self.gamma = drafter.gamma
+        self.verification = verification
         self.layout = layout
         self.buckets = buckets
         self.counters = Counters()
@@ -117,7 +134,13 @@ class Engine:
         self._vocab = target.config.vocab_size
         self._tokens = target.config.tokens
         self.executables = Executables(
-            target, drafter, weights, state, buckets, progress=progress
+            target,
+            drafter,
+            weights,
+            state,
+            buckets,
+            verification=verification,
+            progress=progress,
         )
         self._state: DecodeState | None = state
         self._pool = PagePool(layout.pages, layout.page_size, prefix_cache)
@@ -127,6 +150,7 @@ class Engine:
             prefill_chunk=buckets.prompt[-1],
             max_model_len=max_model_len,
             remembers=bool(jax.tree.leaves(state.memory.pages)),
+            spare=spare,
         )
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._arrived = threading.Event()

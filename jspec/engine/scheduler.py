@@ -128,6 +128,7 @@ class Scheduler:
         prefill_chunk: int,
         max_model_len: int,
         remembers: bool = False,
+        spare: int = 0,
     ) -> None:
         """Starts with nobody.
 
@@ -139,6 +140,7 @@ class Scheduler:
           remembers: whether the drafter keeps something of its own in the pages. It
             is one token behind: it has not read the last draft of a round that was
             accepted as a whole, nor anything emitted without drafting.
+          spare: slots that a row needs behind its longest text, for drafted trees.
         """
         for name, value, least in (
             ("max_batch", max_batch, 1),
@@ -152,6 +154,7 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_model_len = max_model_len
         self.remembers = remembers
+        self.spare = spare
         self._waiting: dict[int, Request] = {}
         self._seats: dict[int, _Seat] = {}
         self._leaving: list[_Seat] = []
@@ -206,11 +209,12 @@ class Scheduler:
                 f"{self.max_model_len} it can have at most {self.max_model_len - 1}"
             )
         capacity = self.capacity(request)
-        needed = self.pool.needed(capacity)
+        needed = self.pool.needed(capacity + self.spare)
         if needed > self.pool.pages:
+            tree = f", and {self.spare} of a drafted tree," if self.spare else ""
             raise ValueError(
-                f"the prompt's {prompt} tokens and {capacity - prompt} new ones take "
-                f"{needed} pages of {self.pool.page_size} tokens; there are "
+                f"the prompt's {prompt} tokens and {capacity - prompt} new ones{tree} "
+                f"take {needed} pages of {self.pool.page_size} tokens; there are "
                 f"{self.pool.pages}"
             )
 
@@ -327,7 +331,9 @@ class Scheduler:
             return None
         request = next(iter(self._waiting.values()))
         grant = self.pool.admit(
-            request.prompt_ids, self.capacity(request), salt=request.params.lora
+            request.prompt_ids,
+            self.capacity(request) + self.spare,
+            salt=request.params.lora,
         )
         if grant is None:
             return None
