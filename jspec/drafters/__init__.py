@@ -7,6 +7,8 @@ from jspec.drafters.base import About, Drafter, Memory, Trained, View
 from jspec.drafters.dflash import DFlash
 from jspec.drafters.draft_model import DraftModel
 from jspec.drafters.dspark import DSpark
+from jspec.drafters.eagle import Eagle
+from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.ngram import NGram
 from jspec.drafters.plain import Plain
 
@@ -19,5 +21,7 @@ METHODS: Mapping[str, type[Drafter]] = MappingProxyType[str, type[Drafter]](
         "draft_model": DraftModel,
         "dflash": DFlash,
         "dspark": DSpark,
+        "eagle": Eagle,
+        "eagle3": Eagle3,
     }
 )

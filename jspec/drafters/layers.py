@@ -1,0 +1,259 @@
+"""A drafter's decoder layer, and what it borrows from the target."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jspec.models.base import Rope, Target
+from jspec.models.layers import embed, linear, norm, rotate, turns
+
+__all__ = [
+    "Attend",
+    "LayerSizes",
+    "borrowed_embedding",
+    "borrowed_head",
+    "check_sizes",
+    "check_weights",
+    "draft_layer",
+    "known_fields",
+    "layer_shapes",
+    "target_feature",
+]
+
+type Attend = Callable[[int, Array, Array, Array], Array]
+"""Layer, queries, keys and values, rotated, to mixed values."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSizes:
+    """The decoder layers of a drafter.
+
+    Attributes:
+      windows: per layer, how many pairs back attention reaches; `()`: no limit.
+      max_position: positions its rotation was trained for. Beyond them nothing is
+        cut off or wrapped: rotation is a formula of the position and only differences
+        count. A drafter that draws the line itself does so with a window. `None`:
+        not said.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: Rope
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+    max_position: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses sizes that no layer can have."""
+        for name in (
+            *("hidden_size", "intermediate_size", "num_layers"),
+            *("num_heads", "num_key_heads", "head_dim"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be an integer above 0, not {value!r}")
+        if self.num_heads % self.num_key_heads or self.head_dim % 2:
+            raise ValueError(
+                f"{self.num_heads} heads over {self.num_key_heads} key heads of width "
+                f"{self.head_dim} cannot attend: heads come in whole groups, widths "
+                f"are even"
+            )
+        if len(self.windows) not in (0, self.num_layers):
+            raise ValueError(
+                f"windows names {len(self.windows)} layers, the drafter has "
+                f"{self.num_layers}"
+            )
+
+    def window(self, layer: int) -> int | None:
+        """How many pairs back a layer reaches, the own one included."""
+        return self.windows[layer] if self.windows else None
+
+    def narrowed(self, window: int | None) -> Self:
+        """Every layer reaches at most `window` pairs back."""
+        if window is None:
+            return self
+        own = self.windows or (None,) * self.num_layers
+        return dataclasses.replace(
+            self, windows=tuple(window if w is None else min(w, window) for w in own)
+        )
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Reads what `dataclasses.asdict` wrote; a wrong key is a `ValueError`."""
+        values = known_fields(cls, fields)
+        values["rope"] = Rope(**known_fields(Rope, values["rope"]))
+        values["windows"] = tuple(values.get("windows", ()))
+        return cls(**values)
+
+
+def known_fields(kind: Any, fields: Any) -> dict[str, Any]:
+    """The fields of a frozen dataclass out of JSON.
+
+    Raises:
+      ValueError: one is unknown or missing; it is named.
+    """
+    if not isinstance(fields, Mapping):
+        raise ValueError(f"a configuration must be a mapping, not {fields!r}")
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"unknown configuration key {name!r}")
+    for name, field in known.items():
+        if field.default is dataclasses.MISSING and name not in fields:
+            raise ValueError(f"the configuration lacks the key {name!r}")
+    return dict(fields)
+
+
+def layer_shapes(
+    sizes: LayerSizes, layer: int, *, width: int | None = None, normed: bool = True
+) -> dict[str, tuple[int, ...]]:
+    """The weights of one layer, by dotted name.
+
+    Args:
+      sizes: of the drafter.
+      layer: which one.
+      width: what its attention reads; `None`: the hidden size.
+      normed: whether it has a norm before attention.
+    """
+    e, f, d = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
+    into = e if width is None else width
+    queries, keys = sizes.num_heads * d, sizes.num_key_heads * d
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (into, queries),
+        "k": (into, keys),
+        "v": (into, keys),
+        "o": (queries, e),
+        "mlp_norm": (e,),
+        "gate": (e, f),
+        "up": (e, f),
+        "down": (f, e),
+    }
+    if normed:
+        shapes["attention_norm"] = (e,)
+    if sizes.attention_bias:
+        shapes |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
+    if sizes.output_bias:
+        shapes |= {"o_bias": (e,)}
+    if sizes.mlp_bias:
+        shapes |= {"gate_bias": (f,), "up_bias": (f,), "down_bias": (e,)}
+    if sizes.qk_norm:
+        shapes |= {"q_norm": (d,), "k_norm": (d,)}
+    return {f"layers.{layer}.{name}": shape for name, shape in shapes.items()}
+
+
+def draft_layer(
+    sizes: LayerSizes,
+    weights: Mapping[str, Array],
+    layer: int,
+    read: Float[Array, "B N I"],
+    residual: Float[Array, "B N E"],
+    position: Int[Array, "B N"],
+    attend: Attend,
+) -> Float[Array, "B N E"]:
+    """A pre-norm decoder layer whose attention may read something wider.
+
+    Args:
+      sizes: of the drafter.
+      weights: by dotted name.
+      layer: which one.
+      read: what queries, keys and values are made of, normed already.
+      residual: what attention and MLP are added to.
+      position: for rotation.
+      attend: mixes values; it also keeps the keys and values it is given.
+    """
+
+    def own(name: str) -> Array | None:
+        return weights.get(f"layers.{layer}.{name}")
+
+    def project(x: Array, name: str) -> Array:
+        return linear(x, weights[f"layers.{layer}.{name}"], own(f"{name}_bias"))
+
+    b, n, _ = read.shape
+    q, k, v = (
+        project(read, name).reshape(b, n, -1, sizes.head_dim)
+        for name in ("q", "k", "v")
+    )
+    if sizes.qk_norm:
+        q = norm(q, weights[f"layers.{layer}.q_norm"], sizes.norm_eps)
+        k = norm(k, weights[f"layers.{layer}.k_norm"], sizes.norm_eps)
+    turn = turns(sizes.rope, sizes.head_dim, position)
+    mixed = attend(layer, rotate(q, turn), rotate(k, turn), v)
+    x = residual + project(mixed.reshape(b, n, -1), "o")
+    y = norm(x, weights[f"layers.{layer}.mlp_norm"], sizes.norm_eps)
+    return x + project(jax.nn.silu(project(y, "gate")) * project(y, "up"), "down")
+
+
+def borrowed_embedding(
+    weights: Mapping[str, Array], target: Any, tokens: Int[Array, "B N"]
+) -> Float[Array, "B N E"]:
+    """Rows of the drafter's own embedding, if it has one, or of the target's."""
+    table = weights["embed"] if "embed" in weights else target.embed[...]
+    return embed(table, tokens)
+
+
+def borrowed_head(
+    weights: Mapping[str, Array], target: Any, x: Float[Array, "B N E"]
+) -> Float[Array, "B N V"]:
+    """Logits by the drafter's own head, if it has one, or the target's; no norm.
+
+    Those of tokens that the target does not have are minus infinity.
+    """
+    if "head" in weights:
+        y = linear(x, weights["head"], out=jnp.float32)
+    elif target.head is None:
+        y = linear(x, target.embed[...], transposed=True, out=jnp.float32)
+    else:
+        y = linear(x, target.head[...], out=jnp.float32)
+    config = target.config
+    if y.shape[-1] == config.vocab_size > config.tokens:
+        real = jnp.arange(config.vocab_size) < config.tokens
+        y = jnp.where(real[None, None], y, -jnp.inf)
+    return y
+
+
+def target_feature(target: Any, x: Float[Array, "B N E"]) -> Float[Array, "B N E"]:
+    """What the target's head reads: its last state behind its final norm."""
+    return norm(x, target.norm[...], target.config.norm_eps)
+
+
+def check_weights(
+    method: str, weights: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raises `ValueError` unless the weights have exactly these shapes."""
+    if weights is None:
+        raise ValueError(f"method {method!r} needs drafter=, its converted checkpoint")
+    for name in sorted(shapes.keys() | weights.keys()):
+        found = tuple(weights[name].shape) if name in weights else None
+        if found != shapes.get(name):
+            raise ValueError(
+                f"method {method!r}: the weight {name} has shape {found}; its "
+                f"configuration asks for {shapes.get(name)}"
+            )
+
+
+def check_sizes(
+    method: str, target: Target, *, hidden_size: int, vocab_size: int
+) -> None:
+    """Raises `ValueError` unless a drafter was made for such a target."""
+    theirs = target.config
+    for what, ours, right in (
+        ("hidden size", hidden_size, theirs.hidden_size),
+        ("vocabulary", vocab_size, theirs.vocab_size),
+    ):
+        if ours != right:
+            raise ValueError(
+                f"the drafter of method {method!r} was made for a target of {what} "
+                f"{ours}; this one has {right}"
+            )
