@@ -51,6 +51,9 @@ def generate(
     method: Annotated[str, typer.Option(help="See `jspec methods`.")] = "auto",
     drafter: Annotated[str | None, typer.Option(help="The drafter's weights.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.")] = None,
+    verification: Annotated[
+        str, typer.Option(help="Which drafts are kept; `typical:epsilon=0.1`, say.")
+    ] = "standard",
     max_tokens: Annotated[int, typer.Option(help="Most tokens to emit.")] = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
@@ -76,6 +79,7 @@ def generate(
             method=method,
             drafter=drafter,
             num_speculative_tokens=k,
+            verification=verification,
             dtype=dtype,
             max_batch=1,
         ) as server:
@@ -114,6 +118,8 @@ def _answer(
                     "finish_reason": completion.finish_reason,
                     "method": server.method,
                     "num_speculative_tokens": server.num_speculative_tokens,
+                    "verification": server.verification,
+                    "lossy": numbers.lossy,
                     "tokens_per_second": round(rate, 2),
                     "tau": round(numbers.tau, 4),
                     "rounds": numbers.rounds,
@@ -130,7 +136,8 @@ def _answer(
         )
         return
     accepted = "nothing drafted" if share is None else f"{share:.0%} of drafts accepted"
-    typer.echo(f"\n[{rate:.1f} tokens/s, tau {numbers.tau:.2f}, {accepted}]")
+    lossy = ", lossy" if numbers.lossy else ""
+    typer.echo(f"\n[{rate:.1f} tokens/s, tau {numbers.tau:.2f}, {accepted}{lossy}]")
 
 
 def _rate(completion: Any, first: float, ended: float) -> float:
@@ -155,6 +162,9 @@ def serve(
     method: Annotated[str, typer.Option(help="See `jspec methods`.")] = "auto",
     drafter: Annotated[str | None, typer.Option(help="The drafter's weights.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.")] = None,
+    verification: Annotated[
+        str, typer.Option(help="Which drafts are kept; `typical:epsilon=0.1`, say.")
+    ] = "standard",
     max_batch: Annotated[int, typer.Option(help="Answers that run at once.")] = 8,
     max_model_len: Annotated[
         int | None, typer.Option(help="Most tokens of a prompt and its answer.")
@@ -194,6 +204,7 @@ def serve(
                 method=method,
                 drafter=drafter,
                 num_speculative_tokens=k,
+                verification=verification,
                 max_batch=max_batch,
                 max_model_len=max_model_len,
                 kv_pages=kv_pages,
@@ -209,7 +220,8 @@ def serve(
             def ready() -> None:
                 typer.echo(
                     f"jspec serves {service.names[0]} at http://{at}:{port}/v1 "
-                    f"(method {server.method}, K {server.num_speculative_tokens})"
+                    f"(method {server.method}, K {server.num_speculative_tokens}"
+                    f"{', lossy verification' if server.lossy else ''})"
                 )
                 sys.stdout.flush()
 

@@ -293,6 +293,7 @@ class Speculation:
       drafted_per_position: rounds that drafted at least so many tokens, from one on.
       accepted_per_position: rounds that delivered at least so many drafted tokens.
       tau: delivered tokens per target pass, the bonus included.
+      lossy: whether drafts were kept by a rule that changes the output's law.
     """
 
     rounds: int = 0
@@ -301,6 +302,7 @@ class Speculation:
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
     tau: float = 0.0
+    lossy: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

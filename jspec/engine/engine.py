@@ -201,6 +201,7 @@ class Engine:
           stops: tokens that end it.
         """
         ids = tuple(stops)
+        request.lossy = self.verification.lossy
 
         def arrive() -> None:
             self._stops[request.id] = ids

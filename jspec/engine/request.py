@@ -91,6 +91,8 @@ class Request:
         self.error: str | None = None
         self.limit = params.max_tokens
         """Tokens that may be delivered: `max_tokens`, less near the model's limit."""
+        self.lossy = False
+        """Whether its drafts are kept by a rule that changes the output's law."""
         self.cached_tokens = 0
         self.text = list(self.prompt_ids)
         """Prompt and delivered tokens."""
@@ -152,6 +154,7 @@ class Request:
             drafted_per_position=tuple(self._drafted),
             accepted_per_position=tuple(self._accepted),
             tau=self.delivered / self._rounds if self._rounds else 0.0,
+            lossy=self.lossy,
         )
 
     def take(self, emitted: Emitted) -> int:

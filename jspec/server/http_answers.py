@@ -169,4 +169,5 @@ def _together(parts: Sequence[Speculation], emitted: int) -> Speculation:
         drafted_per_position=positions([part.drafted_per_position for part in parts]),
         accepted_per_position=positions([part.accepted_per_position for part in parts]),
         tau=emitted / rounds if rounds else 0.0,
+        lossy=any(part.lossy for part in parts),
     )

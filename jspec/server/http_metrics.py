@@ -1,6 +1,6 @@
 """What `/metrics` shows: the engine's counters and the times that readers waited."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -71,6 +71,25 @@ class _Engine(Collector):
             yield family
 
 
+class _Lossy(CollectorRegistry):
+    """Says of every number that drafts were kept by a rule that is lossy."""
+
+    def __init__(self, verification: str) -> None:
+        super().__init__()
+        self._label = {"verification": f"{verification} (lossy)"}
+
+    def collect(self) -> Iterator[Metric]:
+        """What is registered, each sample with one more label."""
+        for metric in super().collect():
+            samples = [
+                sample._replace(labels=sample.labels | self._label)
+                for sample in metric.samples
+            ]
+            copy = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+            copy.samples = samples
+            yield copy
+
+
 class Metrics:
     """A registry of its own, so that several servers can live in one process.
 
@@ -87,7 +106,9 @@ class Metrics:
         Args:
           read: the engine's counters.
         """
-        self._registry = CollectorRegistry()
+        now = read()
+        exact = not now.get("lossy")
+        self._registry = CollectorRegistry() if exact else _Lossy(now["verification"])
         self._registry.register(_Engine(read))
         self.first = Histogram(
             "jspec_time_to_first_token_seconds",

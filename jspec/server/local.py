@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import math
 import numbers
 import sys
@@ -25,7 +26,7 @@ import jax
 
 from jspec.cache import CacheLayout
 from jspec.checkpoint import read_config
-from jspec.decode import init_state
+from jspec.decode import init_state, spare_slots
 from jspec.drafters import Drafter
 from jspec.engine.buckets import Buckets, powers
 from jspec.engine.engine import Engine
@@ -41,10 +42,13 @@ from jspec.server.methods import Asked, fitted
 from jspec.server.stream import TextReader, TextStream
 from jspec.targets import cache_folder, resolve
 from jspec.tokenizer import Tokenizer
+from jspec.verify import Verification, check_pair, make_verification, spell
 
 __all__ = ["Handle", "Server", "serve"]
 
 type Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+LOG = logging.getLogger("jspec")
 
 CACHE_BYTES = 2 * 2**30
 """What keys and values may take unless `kv_pages` says otherwise."""
@@ -153,6 +157,8 @@ class Server:
         self.tokenizer = tokenizer
         self.method = method
         self.num_speculative_tokens = engine.gamma
+        self.verification = spell(engine.verification)
+        self.lossy = engine.verification.lossy
         self.settings = dict(defaults)
         self.start_seconds = dict(seconds)
         self._engine = engine
@@ -305,6 +311,8 @@ class Server:
         busy = counters.dispatch_seconds + counters.wait_seconds + counters.host_seconds
         rounds = max(counters.rounds, 1)
         return {
+            "verification": spell(self._engine.verification),
+            "lossy": self._engine.verification.lossy,
             "requests": dict(counters.requests),
             "rounds": counters.rounds,
             "rounds_by_num_speculative_tokens": dict(counters.gammas),
@@ -409,7 +417,7 @@ def serve(
     num_speculative_tokens: int | None = None,
     *,
     schedule: Any = None,
-    verification: str = "standard",
+    verification: str | Verification = "standard",
     draft_sampling: str = "auto",
     max_batch: int = 8,
     max_model_len: int | None = None,
@@ -434,7 +442,10 @@ def serve(
         converted once as well.
       num_speculative_tokens: K, drafted tokens a round; `None`: the method's default.
       schedule: must be `None`: K does not vary by load in this version.
-      verification: "standard": the output follows the target's law exactly.
+      verification: which drafts are kept. "standard", "block" (chains) and
+        "target_only" keep the target's law exactly; "synthetic", "typical" and "fly"
+        are lossy. Fields stand behind the name, as in "typical:epsilon=0.1", or
+        it is one of `jspec.verify`'s.
       draft_sampling: "greedy" (certain drafts), "probabilistic" (drawn from the
         draft's law), "auto": the method's own choice.
       max_batch: rows that decode at once.
@@ -456,7 +467,8 @@ def serve(
       ValueError: the arguments, the checkpoint or their combination cannot work.
     """
     started = time.perf_counter()
-    _refuse(target, schedule, verification, lora, mesh)
+    _refuse(target, schedule, lora, mesh)
+    rule = make_verification(verification)
     for what, value in (("max_batch", max_batch), ("page_size", page_size)):
         _integer(what, value, 1)
     for what, value, least in (("kv_pages", kv_pages, 1), ("seed", seed, 0)):
@@ -492,6 +504,12 @@ def serve(
         )
     drafting = fitted(drafting, model)
     drafting.check(weights, model)
+    check_pair(rule, name, branching=drafting.branching, gamma=drafting.gamma)
+    if rule.lossy:
+        LOG.warning(
+            "verification %s is lossy: texts need not follow the target's law",
+            spell(rule),
+        )
     loaded = time.perf_counter()
 
     config = model.config
@@ -506,7 +524,10 @@ def serve(
             f"num_speculative_tokens {drafting.gamma} must be less than max_model_len "
             f"{room}"
         )
-    layout = _layout(model, drafting, weights, max_batch, room, page_size, kv_pages)
+    spare = _spare(model, drafting, weights, page_size)
+    layout = _layout(
+        model, drafting, weights, max_batch, room + spare, page_size, kv_pages
+    )
     state = place_state(
         init_state(model, drafting, weights, layout, model.dtype), model, mesh, None
     )
@@ -525,6 +546,7 @@ def serve(
             layout=layout,
             buckets=buckets,
             max_model_len=room,
+            verification=rule,
             prefix_cache=prefix_cache,
             seed=seed,
             progress=progress,
@@ -539,7 +561,8 @@ def serve(
             "method": name,
             "drafter": None if drafter is None else str(drafter),
             "drafting": repr(drafting),
-            "verification": verification,
+            "verification": spell(rule),
+            "lossy": rule.lossy,
             "max_batch": max_batch,
             "max_model_len": room,
             "page_size": page_size,
@@ -563,9 +586,7 @@ def _integer(what: str, value: Any, least: int) -> None:
         )
 
 
-def _refuse(
-    target: Any, schedule: Any, verification: str, lora: Any, mesh: Any
-) -> None:
+def _refuse(target: Any, schedule: Any, lora: Any, mesh: Any) -> None:
     if not isinstance(target, str | Path):
         raise ValueError(f"the target must be a path or a name, not {target!r}")
     if mesh is not None:
@@ -583,10 +604,16 @@ def _refuse(
         raise ValueError(
             "lora= is not supported in this version: merge the adapter into the target"
         )
-    if verification != "standard":
-        raise ValueError(
-            f"verification must be 'standard' in this version, not {verification!r}"
-        )
+
+
+def _spare(model: Any, drafting: Drafter, weights: Any, page_size: int) -> int:
+    one = CacheLayout(rows=1, room=page_size, pages=1, page_size=page_size)
+    state = jax.eval_shape(
+        lambda model, weights: init_state(model, drafting, weights, one, model.dtype),
+        model,
+        weights,
+    )
+    return spare_slots(model, drafting, weights, state)
 
 
 def _layout(

@@ -8,6 +8,7 @@ from typing import Any
 from jspec.checkpoint import read_drafter, read_manifest
 from jspec.drafters import METHODS, Drafter
 from jspec.params import UNSUPPORTED
+from jspec.verify import VERIFICATIONS
 
 __all__ = ["Asked", "Method", "fitted", "methods"]
 
@@ -57,6 +58,7 @@ def methods() -> tuple[Method, ...]:
         if "dense" not in about.q:
             certain = "draft_sampling='probabilistic' is refused: drafts are certain"
             refused += (certain,)
+        refused += _unjudged(name, about.topology)
         listed.append(
             Method(
                 name=name,
@@ -71,6 +73,17 @@ def methods() -> tuple[Method, ...]:
             )
         )
     return tuple(listed)
+
+
+def _unjudged(name: str, topology: str) -> tuple[str, ...]:
+    """The verifications that cannot judge what a method drafts."""
+    if topology == "none":
+        return ("verification= is refused, but for 'standard': nothing is drafted",)
+    refusals = (
+        kind.about.shape_refusal(name, branching=topology == "tree")
+        for kind in VERIFICATIONS.values()
+    )
+    return tuple(refusal for refusal in refusals if refusal is not None)
 
 
 def _default_gamma(drafter: Any) -> int:

@@ -4,7 +4,7 @@ from jspec.verify.block import verify_block
 from jspec.verify.exact import Block, Standard, TargetOnly
 from jspec.verify.fly import verify_fly
 from jspec.verify.lossy import Fly, Synthetic, Typical
-from jspec.verify.names import VERIFICATIONS, make_verification
+from jspec.verify.names import VERIFICATIONS, check_pair, make_verification, spell
 from jspec.verify.standard import verify, verify_chain, verify_greedy
 from jspec.verify.synthetic import verify_synthetic
 from jspec.verify.target_only import verify_target_only
@@ -21,8 +21,10 @@ __all__ = [
     "TargetOnly",
     "Typical",
     "Verification",
+    "check_pair",
     "cut_broken",
     "make_verification",
+    "spell",
     "verify",
     "verify_block",
     "verify_chain",

@@ -10,7 +10,7 @@ from jspec.verify.exact import Block, Standard, TargetOnly
 from jspec.verify.lossy import Fly, Synthetic, Typical
 from jspec.verify.verification import Verification
 
-__all__ = ["VERIFICATIONS", "make_verification"]
+__all__ = ["VERIFICATIONS", "check_pair", "make_verification", "spell"]
 
 VERIFICATIONS: Mapping[str, type[Verification]] = MappingProxyType(
     {
@@ -57,3 +57,32 @@ def make_verification(verification: Any) -> Verification:
                 f"{', '.join(known) or 'none'}"
             )
     return kind(**fields)
+
+
+def spell(verification: Verification) -> str:
+    """The text that `make_verification` makes it of, fields left at default unsaid."""
+    fields = [
+        f"{field.name}={getattr(verification, field.name)!r}"
+        for field in dataclasses.fields(verification)
+        if getattr(verification, field.name) != field.default
+    ]
+    name = verification.about.name
+    return f"{name}:{','.join(fields)}" if fields else name
+
+
+def check_pair(
+    verification: Verification, method: str, *, branching: bool, gamma: int
+) -> None:
+    """Refuses a verification that cannot judge what a method proposes.
+
+    Raises:
+      ValueError: the sentence names both.
+    """
+    if gamma == 0 and verification != Standard():
+        raise ValueError(
+            f"verification {verification.about.name!r} has nothing to judge: method "
+            f"{method!r} drafts 0 tokens"
+        )
+    refusal = verification.refusal(method, branching=branching, gamma=gamma)
+    if refusal is not None:
+        raise ValueError(refusal)

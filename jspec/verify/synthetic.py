@@ -27,7 +27,7 @@ def rates_of_length(length: float, gamma: int) -> tuple[float, ...]:
 
 def conditional_rates(rates: Sequence[float]) -> tuple[float, ...]:
     """Of each position, given that those before it were kept; 0 after a 0."""
-    before = (1.0, *rates[:-1])
+    before = (1.0, *rates)[: len(rates)]
     return tuple(
         own / one if one > 0 else 0.0 for own, one in zip(rates, before, strict=True)
     )
