@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import Drafter, Memory, View
+from jspec.drafters.ragged import Ragged
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal, Verdict, ancestors_of, settle
 from jspec.rules import Rules, apply_rules, ban_stops, no_rules
@@ -340,9 +341,11 @@ def decode_round(
         proposal, here, target.config.vocab_size, branching=drafter.branching
     )
 
-    seen = target(
-        proposal.tokens,
-        proposal.parent,
+    ragged = Ragged.of(drafter)
+    proposal = ragged.admit(proposal)
+    seen = ragged.read(
+        target,
+        proposal,
         cache,
         branching=drafter.branching,
         feature_layers=drafter.feature_layers,

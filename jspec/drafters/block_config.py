@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+from jspec.drafters.ragged import asked
 from jspec.models.base import Rope, Target
 
 __all__ = [
@@ -224,6 +225,7 @@ def check_options(drafter: Any, drafts: int) -> None:
         raise ValueError(
             f"context_window must be at least 1 token, not {drafter.context_window}"
         )
+    asked(drafter.ragged, drafter.ragged_budget)
     if not 0 <= drafter.confidence_threshold <= 1:
         raise ValueError(
             f"confidence_threshold must lie in 0..1, not {drafter.confidence_threshold}"

@@ -23,7 +23,7 @@ from jspec.drafters.block_layers import (
     over_target,
     write_context,
 )
-from jspec.drafters.ragged import cut_unlikely, likeliest
+from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
 from jspec.sampling import draw, greedy, law
@@ -53,6 +53,8 @@ class DFlash:
       context_window: how many of the newest committed tokens it reads; `None`: all.
       confidence_threshold: drafts that are less likely than this to be kept are not
         offered; the confidence is what the law gives its likeliest token.
+      ragged: how rows share a budget of verified drafts: see `Ragged`.
+      ragged_budget: drafts verified per row of a round, on the average.
     """
 
     about: ClassVar[About] = About(
@@ -68,6 +70,8 @@ class DFlash:
     draft_sampling: Literal["greedy", "probabilistic"] = "probabilistic"
     context_window: int | None = None
     confidence_threshold: float = 0.0
+    ragged: Literal["static", "cap-accept", "compact"] = "static"
+    ragged_budget: float | None = None
     branching = False
 
     def __post_init__(self) -> None:
@@ -80,6 +84,11 @@ class DFlash:
         block = BlockConfig.from_json(config)
         fields: dict[str, Any] = {"gamma": block.drafts} | options
         return cls(config=block, **fields)
+
+    @property
+    def verified(self) -> Ragged:
+        """Which drafts the target reads."""
+        return asked(self.ragged, self.ragged_budget)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

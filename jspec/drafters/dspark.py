@@ -19,7 +19,7 @@ from jspec.drafters.block_layers import (
     write_context,
 )
 from jspec.drafters.markov import DSparkConfig, bias, confidence, dspark_shapes
-from jspec.drafters.ragged import cut_unlikely, likeliest
+from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
 from jspec.sampling import draw, greedy, law
@@ -50,6 +50,8 @@ class DSpark:
       confidence_threshold: drafts that are less likely than this to be kept are not
         offered.
       confidence_temperatures: one per draft; divides the confidence head's logit.
+      ragged: how rows share a budget of verified drafts: see `Ragged`.
+      ragged_budget: drafts verified per row of a round, on the average.
     """
 
     about: ClassVar[About] = About(
@@ -66,6 +68,8 @@ class DSpark:
     context_window: int | None = None
     confidence_threshold: float = 0.0
     confidence_temperatures: tuple[float, ...] = ()
+    ragged: Literal["static", "cap-accept", "compact"] = "static"
+    ragged_budget: float | None = None
     branching = False
 
     def __post_init__(self) -> None:
@@ -89,6 +93,11 @@ class DSpark:
             options["confidence_temperatures"] = given
         fields: dict[str, Any] = {"gamma": sizes.block.drafts} | options
         return cls(config=sizes, **fields)
+
+    @property
+    def verified(self) -> Ragged:
+        """Which drafts the target reads."""
+        return asked(self.ragged, self.ragged_budget)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
