@@ -1,15 +1,27 @@
 """Arithmetic that decoders and drafters share."""
 
+import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jspec import native
 from jspec.models.base import Rope
 
-__all__ = ["embed", "inverse_frequencies", "linear", "norm", "rotate", "turns"]
+__all__ = [
+    "embed",
+    "inverse_frequencies",
+    "linear",
+    "linears",
+    "norm",
+    "rotate",
+    "summed_alike",
+    "turns",
+]
 
 
 def linear(
@@ -22,8 +34,7 @@ def linear(
 ) -> Float[Array, "B N O"]:
     """`x @ w + bias`, all rows of all texts in one product.
 
-    Matrices are `[in, out]`, the faster way in float32 on a CPU; a tied head is read as
-    `[V, E]`, as fast there in both dtypes.
+    Matrices are `[in, out]`; a tied head is read as `[V, E]`.
 
     Args:
       x: the rows.
@@ -32,18 +43,80 @@ def linear(
       transposed: whether `w` is the transpose.
       out: the result's dtype; sums are float32 whatever it is.
     """
+    return linears(x, (w,), (bias,), transposed=transposed, out=out)[0]
+
+
+def linears(
+    x: Float[Array, "B N I"],
+    weights: Sequence[Array],
+    biases: Sequence[Array | None] | None = None,
+    *,
+    transposed: bool = False,
+    out: jax.typing.DTypeLike | None = None,
+) -> tuple[Float[Array, "B N O"], ...]:
+    """`linear` of the same rows with several matrices, read in one go.
+
+    On a CPU by `jspec.native` where it could be built (`summed_alike`), else by XLA.
+    """
     b, n, width = x.shape
     rows = x.reshape(b * n, width)
-    y = jax.lax.dot_general(
-        rows,
-        w,
-        (((1,), (1 if transposed else 0,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-        preferred_element_type=out or x.dtype,
+    product = _product
+    if summed_alike() and {x.dtype, *(w.dtype for w in weights)} in DTYPES:
+        product = _native_product
+    ys = product(transposed, jnp.dtype(out or x.dtype), rows, tuple(weights))
+    if biases is not None:
+        ys = [
+            y if bias is None else y + bias[None].astype(y.dtype)
+            for y, bias in zip(ys, biases, strict=True)
+        ]
+    return tuple(y.reshape(b, n, y.shape[-1]) for y in ys)
+
+
+DTYPES = ({jnp.dtype(jnp.float32)}, {jnp.dtype(jnp.bfloat16)})
+"""What `jspec.native` multiplies."""
+
+
+def summed_alike() -> bool:
+    """Whether a row's products have the same bits whatever rows are beside it.
+
+    So it is with `jspec.native`; XLA's own products promise nothing of the kind.
+    """
+    return jax.default_backend() == "cpu" and native.load() is None
+
+
+def _product(
+    transposed: bool, out: jnp.dtype, x: Array, weights: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    return tuple(
+        jax.lax.dot_general(
+            x,
+            w,
+            (((1,), (1 if transposed else 0,)), ((), ())),
+            precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
+            preferred_element_type=out,
+        )
+        for w in weights
     )
-    if bias is not None:
-        y = y + bias[None].astype(y.dtype)
-    return y.reshape(b, n, y.shape[-1])
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _native_product(
+    transposed: bool, out: jnp.dtype, x: Array, weights: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    def by_cpu(x: Array, weights: tuple[Array, ...]) -> tuple[Array, ...]:
+        return native.linear(x, weights, transposed=transposed, out=out)
+
+    return jax.lax.platform_dependent(
+        x, weights, cpu=by_cpu, default=functools.partial(_product, transposed, out)
+    )
+
+
+@_native_product.defjvp
+def _(transposed, out, primals, tangents):
+    plain = functools.partial(_product, transposed, out)
+    return _native_product(transposed, out, *primals), jax.jvp(
+        plain, primals, tangents
+    )[1]
 
 
 def norm(

@@ -9,7 +9,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec.cache import BLOCK, KVCache
 from jspec.models.base import ModelConfig, Seen, weight_shapes
-from jspec.models.layers import embed, linear, norm, rotate, turns
+from jspec.models.layers import (
+    embed,
+    linear,
+    linears,
+    norm,
+    rotate,
+    summed_alike,
+    turns,
+)
 from jspec.rounds import ancestors_of
 
 __all__ = ["Decoder"]
@@ -112,7 +120,7 @@ class Decoder(nnx.Module):
           logits: whether the successors' logits are wanted.
         """
         config = self.config
-        if tokens.size == 1 and self.dtype == jnp.bfloat16:
+        if tokens.size == 1 and self.dtype == jnp.bfloat16 and not summed_alike():
             return self._alone(tokens, parent, cache, feature_layers, logits=logits)
         ancestors = ancestors_of(parent) if branching else None
         nodes = jnp.arange(tokens.shape[1])[None]
@@ -143,9 +151,9 @@ class Decoder(nnx.Module):
     ) -> Seen:
         """One token beside a second that nobody reads.
 
-        On a CPU a bfloat16 product of one row is 20 times slower than of two, and one
-        row is summed in another order than the same row among several; with never
-        fewer than two, a token has the same bits whatever is verified beside it.
+        XLA sums one bfloat16 row in another order than the same row among several
+        (and on a CPU 20 times slower than two); with never fewer than two, a token has
+        the same bits whatever is verified beside it.
         """
         twice = jnp.concatenate([tokens, tokens], axis=1)
         seen = self(
@@ -184,12 +192,12 @@ class Decoder(nnx.Module):
         b, n, _ = x.shape
         y = norm(x, layer.attention_norm[...], config.norm_eps)
 
-        def heads(w: nnx.Param, bias: nnx.Param | None) -> Array:
-            return linear(y, w[...], _of(bias)).reshape(b, n, -1, config.head_dim)
-
-        q = heads(layer.q, layer.q_bias)
-        k = heads(layer.k, layer.k_bias)
-        v = heads(layer.v, layer.v_bias)
+        weights = (layer.q[...], layer.k[...], layer.v[...])
+        biases = (_of(layer.q_bias), _of(layer.k_bias), _of(layer.v_bias))
+        q, k, v = (
+            heads.reshape(b, n, -1, config.head_dim)
+            for heads in linears(y, weights, biases)
+        )
         if layer.q_norm is not None and layer.k_norm is not None:
             q = norm(q, layer.q_norm[...], config.norm_eps)
             k = norm(k, layer.k_norm[...], config.norm_eps)
@@ -207,8 +215,8 @@ class Decoder(nnx.Module):
 
     def _mlp(self, layer: Layer, x: Float[Array, "B N E"]) -> Float[Array, "B N E"]:
         y = norm(x, layer.mlp_norm[...], self.config.norm_eps)
-        gate = linear(y, layer.gate[...], _of(layer.gate_bias))
-        up = linear(y, layer.up[...], _of(layer.up_bias))
+        weights = (layer.gate[...], layer.up[...])
+        gate, up = linears(y, weights, (_of(layer.gate_bias), _of(layer.up_bias)))
         return x + linear(jax.nn.silu(gate) * up, layer.down[...], _of(layer.down_bias))
 
 
