@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from jspec.cache import BLOCK, CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import Memory, View
 from jspec.drafters.block_config import BlockConfig
-from jspec.models.layers import embed, linear, norm, rotate, turns
+from jspec.models.layers import embed, linear, linears, norm, rotate, turns
 from jspec.pallas.block_attention import block_attention
 from jspec.rounds import Evidence
 
@@ -72,7 +72,9 @@ def write_context(
     pages: Pages = memory.pages
     k, v = list(pages.k), list(pages.v)
     for l in range(config.num_layers):
-        key, value = _keys(config, _Layer(weights, l), context, turn)
+        layer = _Layer(weights, l)
+        key, value = _heads(config, layer, "kv", context)
+        key, value = _turned(config, layer, key, value, turn)
         k[l], v[l] = put(k[l], key), put(v[l], value)
     pages = dataclasses.replace(pages, k=tuple(k), v=tuple(v))
     return dataclasses.replace(memory, pages=pages)
@@ -115,9 +117,9 @@ def block_pass(
     for l in range(config.num_layers):
         layer = _Layer(weights, l)
         y = norm(x, layer["attention_norm"], config.norm_eps)
-        q = _heads(config, layer, "q", y)
+        q, k, v = _heads(config, layer, "qkv", y)
         q = rotate(norm(q, layer["q_norm"], config.norm_eps), turn)
-        k, v = _keys(config, layer, y, turn)
+        k, v = _turned(config, layer, k, v, turn)
         size = memory.pages.text.shape[1]
         mixed = block_attention(
             q,
@@ -137,8 +139,8 @@ def block_pass(
         mixed = mixed.reshape(*x.shape[:2], -1)
         x = x + linear(mixed, layer["o"], layer.get("o_bias"))
         y = norm(x, layer["mlp_norm"], config.norm_eps)
-        gated = jax.nn.silu(linear(y, layer["gate"])) * linear(y, layer["up"])
-        x = x + linear(gated, layer["down"])
+        gate, up = linears(y, (layer["gate"], layer["up"]))
+        x = x + linear(jax.nn.silu(gate) * up, layer["down"])
     x = norm(x, weights["norm"], config.norm_eps)
     return x[:, ahead : ahead + gamma]
 
@@ -192,14 +194,21 @@ class _Layer:
         return self.weights.get(self.prefix + name)
 
 
-def _heads(config: BlockConfig, layer: _Layer, name: str, x: Array) -> Array:
-    y = linear(x, layer[name], layer.get(f"{name}_bias"))
-    return y.reshape(*x.shape[:2], -1, config.head_dim)
+def _heads(config: BlockConfig, layer: _Layer, names: str, x: Array) -> list[Array]:
+    matrices = tuple(layer[name] for name in names)
+    biases = tuple(layer.get(f"{name}_bias") for name in names)
+    return [
+        y.reshape(*x.shape[:2], -1, config.head_dim)
+        for y in linears(x, matrices, biases)
+    ]
 
 
-def _keys(
-    config: BlockConfig, layer: _Layer, x: Array, turn: tuple[Array, Array]
+def _turned(
+    config: BlockConfig,
+    layer: _Layer,
+    k: Array,
+    v: Array,
+    turn: tuple[Array, Array],
 ) -> tuple[Array, Array]:
-    k = norm(_heads(config, layer, "k", x), layer["k_norm"], config.norm_eps)
-    v = _heads(config, layer, "v", x)
+    k = norm(k, layer["k_norm"], config.norm_eps)
     return rotate(k, turn), v * config.value_scale
