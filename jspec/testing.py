@@ -569,6 +569,7 @@ def sample(
     first: int = 3,
     batch: int = 2000,
     greedy_every: int = 0,
+    verification: Verification = steps.STANDARD,
 ) -> np.ndarray:
     """The `first` tokens of many rows with one prompt and a seed each.
 
@@ -582,6 +583,7 @@ def sample(
       first: how many tokens.
       batch: rows at a time.
       greedy_every: every so many-th row is greedy instead, and left out.
+      verification: which drafts are kept.
 
     Returns:
       ids, `[draws, first]`, or fewer draws by the greedy rows.
@@ -599,6 +601,7 @@ def sample(
             room=len(prompt) + budget,
             page_size=8,
             quick=False,
+            verification=verification,
         )
         loop.admit(0, prompt, params)
         each = -(-(len(prompt) + budget) // 8)
