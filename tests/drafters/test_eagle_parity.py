@@ -1,0 +1,262 @@
+"""EAGLE's and EAGLE-3's passes agree with a plain torch implementation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.cache import CacheLayout, KVCache, empty_pages
+from jspec.drafters.base import View
+from jspec.models.base import Rope
+from jspec.rounds import Evidence, SparseLaw
+from jspec.sampling import Sampling
+from jspec.testing import tiny_target
+from tests.drafters.eagles import eagle, eagle3, sized, weights_of
+
+torch = pytest.importorskip("torch", reason="the second implementation is torch's")
+F = torch.nn.functional
+
+LLAMA3 = Rope(
+    kind="llama3",
+    theta=500.0,
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position=8,
+)
+TWO = sized(num_layers=2)
+CASES = {
+    "eagle": eagle(),
+    "eagle without bias, its own embedding and head": eagle(
+        config={"fc_bias": False, "own_embedding": True, "own_head": True}
+    ),
+    "eagle of two layers, with biases": eagle(sized(num_layers=2, attention_bias=True)),
+    "eagle, window in the config": eagle(sized(windows=(3,))),
+    "eagle, window and sink as options": eagle(window=3, sink=2),
+    "eagle3": eagle3(config={"draft_vocab_size": 40}),
+    "eagle3, the whole vocabulary": eagle3(),
+    "eagle3, each tap normed": eagle3(config={"tap_norms": True}),
+    "eagle3, all taps normed": eagle3(config={"fuse_norm": True}),
+    "eagle3, normed residual": eagle3(config={"normed_residual": True}),
+    "eagle3, normed feed": eagle3(config={"normed_feed": True}),
+    "eagle3, no final norm": eagle3(config={"final_norm": False}),
+    "eagle3, tied": eagle3(
+        config={"own_embedding": True, "own_head": False, "tied_head": True}
+    ),
+    "eagle3, borrowed head": eagle3(config={"own_head": False}),
+    "eagle3, two layers of Qwen3": eagle3(
+        dataclasses.replace(TWO, qk_norm=True, attention_bias=True, output_bias=True)
+    ),
+    "eagle3, wide heads, llama3 rope, mlp biases": eagle3(
+        sized(head_dim=16, num_key_heads=1, rope=LLAMA3, mlp_bias=True)
+    ),
+    "eagle3, another width": eagle3(
+        sized(hidden_size=24, num_heads=2),
+        {"own_embedding": True, "draft_vocab_size": 40},
+    ),
+}
+QUICK = ("eagle, window and sink as options", "eagle3")
+COUNTS = ((5, 3), (2, 4))
+"""Committed tokens of two rows: of a piece of the prompt, then of a round."""
+
+
+def norm(x, w, eps=1e-5):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w
+
+
+def angles(rope, width, position):
+    frequency = 1.0 / rope.theta ** (torch.arange(0, width, 2).double() / width)
+    if rope.kind == "llama3":
+        for i, f in enumerate(frequency.tolist()):
+            wave = 2 * torch.pi / f
+            o, low, high = 8, rope.low_freq_factor, rope.high_freq_factor
+            s = min(max((o / wave - low) / (high - low), 0), 1)
+            frequency[i] = (1 - s) * f / rope.factor + s * f
+    a = position[:, None].double() * frequency
+    return torch.cat([a, a], -1).float()
+
+
+def turn(x, a):
+    first, second = x.chunk(2, -1)
+    turned = torch.cat([-second, first], -1)
+    return x * a.cos()[:, None] + turned * a.sin()[:, None]
+
+
+def layer(sizes, w, l, read, residual, sink, window):
+    def lin(x, name):
+        y = x @ w[f"layers.{l}.{name}"]
+        bias = w.get(f"layers.{l}.{name}_bias")
+        return y if bias is None else y + bias
+
+    n, d = len(read), sizes.head_dim
+    q, k, v = (lin(read, name).view(n, -1, d) for name in "qkv")
+    if sizes.qk_norm:
+        q = norm(q, w[f"layers.{l}.q_norm"])
+        k = norm(k, w[f"layers.{l}.k_norm"])
+    a = angles(sizes.rope, d, torch.arange(n))
+    group = sizes.num_heads // sizes.num_key_heads
+    q, k = turn(q, a), turn(k, a).repeat_interleave(group, 1)
+    v = v.repeat_interleave(group, 1)
+    back = torch.arange(n)[:, None] - torch.arange(n)[None]
+    seen = back >= 0
+    if window is not None:
+        seen &= (back < window) | (torch.arange(n) < sink)[None]
+    scores = torch.einsum("qhd,khd->hqk", q, k) * d**-0.5
+    scores = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    h = residual + lin(torch.einsum("hqk,khd->qhd", scores, v).reshape(n, -1), "o")
+    y = norm(h, w[f"layers.{l}.mlp_norm"])
+    return h + lin(F.silu(lin(y, "gate")) * lin(y, "up"), "down")
+
+
+def hidden(drafter, w, target, features, tokens):
+    """States of all pairs of one text; features are those of the pairs."""
+    sizes, three = drafter.config.sizes, hasattr(drafter.config, "taps")
+    table = w.get("embed", target["embed"])
+    e = table[tokens]
+
+    def window(l):
+        return drafter.window or (sizes.windows[l] if sizes.windows else None)
+
+    if not three:
+        x = torch.cat([e, features], -1) @ w["fc"]
+        x = x + w["fc_bias"] if "fc_bias" in w else x
+        read = residual = x
+    else:
+        read = torch.cat(
+            [
+                norm(e, w["layers.0.attention_norm"]),
+                norm(features, w["layers.0.feature_norm"]),
+            ],
+            -1,
+        )
+        residual = features
+        if drafter.config.normed_residual:
+            residual = norm(features, w["layers.0.feature_norm"])
+    x = layer(sizes, w, 0, read, residual, drafter.sink, window(0))
+    for l in range(1, sizes.num_layers):
+        y = norm(x, w[f"layers.{l}.attention_norm"])
+        x = layer(sizes, w, l, y, x, drafter.sink, window(l))
+    return x
+
+
+def fused(drafter, w, target, taps):
+    config = drafter.config
+    if not hasattr(config, "taps"):
+        return norm(taps, target["norm"])
+    if config.tap_norms:
+        parts = [norm(x, w[f"tap_norms.{i}"]) for i, x in enumerate(taps.chunk(3, -1))]
+        taps = torch.cat(parts, -1)
+    if config.fuse_norm:
+        taps = norm(taps, w["fuse_norm"])
+    return taps @ w["fc"]
+
+
+def drafted_laws(drafter, w, target, taps, tokens, drafts):
+    """The law of each draft of one text, the drafts before it given."""
+    config = drafter.config
+    features = fused(drafter, w, target, taps)
+    tokens, laws = list(tokens), []
+    for draft in drafts:
+        h = hidden(drafter, w, target, features, torch.tensor(tokens))[-1:]
+        out = norm(h, w["norm"]) if "norm" in w else h
+        if "head" in w:
+            logits = out @ w["head"]
+        elif getattr(config, "tied_head", False):
+            logits = out @ w["embed"].T
+        else:
+            logits = out @ target["head"]
+        laws.append(logits[0].softmax(-1).numpy())
+        fed = out if getattr(config, "normed_feed", False) else h
+        features, tokens = torch.cat([features, fed]), [*tokens, int(draft)]
+    return laws
+
+
+def quick(function):
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": "0"})
+
+
+def pages_of(target, rows, room):
+    config = target.config
+    layout = CacheLayout(rows=rows, room=room, pages=rows * room // 4 + 1, page_size=4)
+    pages = empty_pages(layout, layers=0, key_heads=1, head_dim=2, dtype=jnp.float32)
+    order = np.random.default_rng(0).permutation(layout.pages)[: rows * room // 4]
+    table = order.reshape(rows, -1).astype(np.int32)
+    assert config.vocab_size == 64
+    return layout, KVCache(
+        pages=pages, table=jnp.asarray(table), length=jnp.zeros(rows, jnp.int32)
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case if case in QUICK else pytest.param(case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_the_law_of_every_draft_is_that_of_torch(case):
+    target = tiny_target()
+    drafter = dataclasses.replace(CASES[case].fit(target), gamma=3)
+    weights = weights_of(drafter)
+    drafter.check(weights, target)
+    rng = np.random.default_rng(1)
+    rows, length = 2, np.zeros(2, np.int32)
+    layout, cache = pages_of(target, rows, 16)
+    sampling = Sampling(
+        temperature=jnp.ones(rows),
+        top_k=jnp.zeros(rows, jnp.int32),
+        top_p=jnp.ones(rows),
+        min_p=jnp.zeros(rows),
+        seed=jnp.zeros((rows, 2), jnp.uint32),
+    )
+    texts, taps = [[], []], [[], []]
+    anchor = rng.integers(0, 64, rows)
+    memory, observe = drafter.init(weights, layout), quick(drafter.observe)
+    for counts in COUNTS:
+        t = 6
+        tokens = rng.integers(0, 64, (rows, t))
+        tokens[:, 0] = anchor
+        wide = 32 * len(drafter.feature_layers)
+        features = rng.standard_normal((rows, t, wide)).astype(np.float32)
+        anchor = rng.integers(0, 64, rows)
+        evidence = Evidence(
+            tokens=jnp.asarray(tokens, jnp.int32),
+            start=jnp.asarray(length),
+            count=jnp.asarray(counts, jnp.int32),
+            anchor=jnp.asarray(anchor, jnp.int32),
+            features=jnp.asarray(features),
+        )
+        length = length + np.asarray(counts, np.int32)
+        cache = dataclasses.replace(cache, length=jnp.asarray(length))
+        view = View(target=target, cache=cache, sampling=sampling)
+        memory = observe(weights, memory, evidence, view)
+        for row, count in enumerate(counts):
+            texts[row] += tokens[row, :count].tolist()
+            taps[row].append(features[row, :count])
+    keys = jax.random.split(jax.random.key(0), rows)
+    proposal, _ = quick(drafter.propose)(
+        weights, memory, jnp.asarray(anchor, jnp.int32), keys, view
+    )
+    theirs = {name: torch.tensor(np.asarray(a)) for name, a in weights.items()}
+    lent = {
+        "embed": torch.tensor(np.asarray(target.embed[...])),
+        "head": torch.tensor(np.asarray(target.head[...])),
+        "norm": torch.tensor(np.asarray(target.norm[...])),
+    }
+    q = proposal.q
+    laws = q.probs if isinstance(q, SparseLaw) else q
+    for row in range(rows):
+        drafts = np.asarray(proposal.tokens[row, 1:])
+        right = drafted_laws(
+            drafter,
+            theirs,
+            lent,
+            torch.tensor(np.concatenate(taps[row])),
+            [*texts[row][1:], int(anchor[row])],
+            drafts,
+        )
+        np.testing.assert_allclose(laws[row, 1:], right, atol=2e-6)
+        if isinstance(q, SparseLaw):
+            assert set(drafts) <= set(np.asarray(weights["ids"]))
