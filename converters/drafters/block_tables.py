@@ -26,7 +26,7 @@ TABLE: Table = {
     "norm": ("norm.weight", same),
     "embed": ("embed_tokens.weight", same),
     "head": ("lm_head.weight", transpose),
-    "draft_tokens": ("d2t", from_offsets),
+    "ids": ("d2t", from_offsets),
     "mask_embedding": ("mask_embedding", same),
     "layers.{l}.attention_norm": ("layers.{l}.input_layernorm.weight", same),
     "layers.{l}.mlp_norm": ("layers.{l}.post_attention_layernorm.weight", same),

@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+import numpy as np
+
+from jspec.drafters.layers import check_sizes, check_weights, known_fields
 from jspec.drafters.ragged import asked
 from jspec.models.base import Rope, Target
 
@@ -12,7 +15,6 @@ __all__ = [
     "block_shapes",
     "check_block",
     "check_options",
-    "settled",
 ]
 
 
@@ -103,29 +105,11 @@ class BlockConfig:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Reads what `to_json` wrote; a wrong key is a `ValueError`."""
-        values = settled(cls, fields)
-        values["rope"] = Rope(**settled(Rope, values["rope"]))
+        values = known_fields(cls, fields)
+        values["rope"] = Rope(**known_fields(Rope, values["rope"]))
         for name in ("taps", "windows", "causal"):
             values[name] = tuple(values.get(name, ()))
         return cls(**values)
-
-
-def settled(kind: Any, fields: Any) -> dict[str, Any]:
-    """The fields of a frozen dataclass out of JSON; wrong ones are named.
-
-    Raises:
-      ValueError: one is unknown or missing.
-    """
-    if not isinstance(fields, Mapping):
-        raise ValueError(f"a configuration must be a mapping, not {fields!r}")
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    for name in fields:
-        if name not in known:
-            raise ValueError(f"unknown configuration key {name!r}")
-    for name, field in known.items():
-        if field.default is dataclasses.MISSING and name not in fields:
-            raise ValueError(f"the configuration lacks the key {name!r}")
-    return dict(fields)
 
 
 def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
@@ -164,7 +148,7 @@ def block_shapes(config: BlockConfig) -> dict[str, tuple[int, ...]]:
     if config.own_head:
         shapes["head"] = (e, config.draft_vocab_size or config.vocab_size)
     if config.draft_vocab_size is not None:
-        shapes["draft_tokens"] = (config.draft_vocab_size,)
+        shapes["ids"] = (config.draft_vocab_size,)
     return shapes
 
 
@@ -176,32 +160,32 @@ def check_block(
     target: Target,
 ) -> None:
     """Raises `ValueError` if weights are not `shapes` or do not fit the target."""
-    if weights is None:
-        raise ValueError(f"method {method!r} needs drafter=, its converted checkpoint")
-    for name in sorted(shapes.keys() | weights.keys()):
-        found = tuple(weights[name].shape) if name in weights else None
-        if found != shapes.get(name):
-            raise ValueError(
-                f"method {method!r}: the weight {name} has shape {found}, its "
-                f"configuration asks for {shapes.get(name)}"
-            )
+    check_weights(method, weights, shapes)
+    check_sizes(
+        method,
+        target,
+        hidden_size=config.target_hidden_size,
+        vocab_size=config.vocab_size,
+    )
     theirs = target.config
     lent = not (config.own_embedding and config.own_head)
-    for what, ours, right in (
-        ("target_hidden_size", config.target_hidden_size, theirs.hidden_size),
-        ("vocab_size", config.vocab_size, theirs.vocab_size),
-        *([("hidden_size", config.hidden_size, theirs.hidden_size)] if lent else []),
-    ):
-        if ours != right:
-            raise ValueError(
-                f"the drafter of method {method!r} was trained with {what} {ours}, the "
-                f"target has {right}"
-            )
+    if lent and config.hidden_size != theirs.hidden_size:
+        raise ValueError(
+            f"the drafter of method {method!r} is {config.hidden_size} wide and lacks "
+            f"an embedding or a head; the target's are {theirs.hidden_size} wide"
+        )
     if not all(0 <= tap <= theirs.num_layers for tap in config.taps):
         raise ValueError(
             f"the drafter of method {method!r} taps layers {config.taps}, the target "
             f"has {theirs.num_layers}"
         )
+    if config.draft_vocab_size is not None:
+        ids = np.asarray(weights["ids"])
+        if not (np.diff(ids) > 0).all() or ids[0] < 0 or ids[-1] >= theirs.vocab_size:
+            raise ValueError(
+                f"the drafter of method {method!r} has ids that do not rise within "
+                f"0..{theirs.vocab_size - 1}: its d2t holds no offsets"
+            )
     if not 0 <= config.mask_token_id < config.vocab_size:
         raise ValueError(
             f"mask_token_id {config.mask_token_id} is no row of an embedding of "

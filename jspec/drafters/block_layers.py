@@ -11,14 +11,14 @@ from jaxtyping import Array, Float, Int
 from jspec.cache import BLOCK, CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import Memory, View
 from jspec.drafters.block_config import BlockConfig
-from jspec.models.layers import embed, linear, linears, norm, rotate, turns
+from jspec.drafters.layers import borrowed_embedding
+from jspec.models.layers import linear, linears, norm, rotate, turns
 from jspec.pallas.block_attention import block_attention
 from jspec.rounds import Evidence
 
 __all__ = [
     "block_pass",
     "empty_context",
-    "head_logits",
     "over_target",
     "write_context",
 ]
@@ -50,7 +50,7 @@ def write_context(
     MLP, no pass of the drafter. Padding is not written.
     """
     assert evidence.features is not None
-    features = evidence.features.astype(weights["fc"].dtype)
+    features = evidence.features
     if features.shape[:2] == (1, 1):
         # One row alone would be summed in another order than among several.
         features = jnp.concatenate([features, features], axis=1)
@@ -107,8 +107,7 @@ def block_pass(
     width = max(gamma + ahead, 2)  # Never one row alone: see `write_context`.
     nodes = jnp.arange(width)[None]
     tokens = jnp.where(nodes == 0, anchor[:, None], config.mask_token_id)
-    table = weights["embed"] if config.own_embedding else view.target.embed[...]
-    x = embed(table, tokens).astype(weights["fc"].dtype)
+    x = borrowed_embedding(weights, view.target, tokens)
     if config.mask_embedding:
         x = jnp.where((nodes == 0)[..., None], x, weights["mask_embedding"][None, None])
     x = x * config.embedding_scale
@@ -145,18 +144,6 @@ def block_pass(
     return x[:, ahead : ahead + gamma]
 
 
-def head_logits(
-    config: BlockConfig, weights: Any, hidden: Float[Array, "B N E"], target: Any
-) -> Float[Array, "B N V"]:
-    """Float32 logits over the drafter's vocabulary, unscaled; the target's own head."""
-    if config.own_head:
-        return linear(hidden, weights["head"], out=jnp.float32)
-    hidden = hidden.astype(target.dtype)
-    if target.head is None:
-        return linear(hidden, target.embed[...], transposed=True, out=jnp.float32)
-    return linear(hidden, target.head[...], out=jnp.float32)
-
-
 def over_target(
     config: BlockConfig, weights: Any, logits: Float[Array, "*B V"], tokens: int
 ) -> Float[Array, "*B W"]:
@@ -173,7 +160,7 @@ def over_target(
         logits = config.logit_cap * jnp.tanh(logits / config.logit_cap)
     if config.draft_vocab_size is not None:
         wide = jnp.full((*logits.shape[:-1], config.vocab_size), -jnp.inf)
-        logits = wide.at[..., weights["draft_tokens"]].set(logits)
+        logits = wide.at[..., weights["ids"]].set(logits)
     if tokens < config.vocab_size:
         real = jnp.arange(config.vocab_size) < tokens
         real = real.reshape((1,) * (logits.ndim - 1) + real.shape)

@@ -19,10 +19,10 @@ from jspec.drafters.block_config import (
 from jspec.drafters.block_layers import (
     block_pass,
     empty_context,
-    head_logits,
     over_target,
     write_context,
 )
+from jspec.drafters.layers import borrowed_head
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
@@ -130,7 +130,7 @@ class DFlash:
             gamma=self.gamma,
             reach=self.context_window,
         )
-        logits = head_logits(self.config, weights, hidden, view.target)
+        logits = borrowed_head(weights, view.target, hidden)
         logits = over_target(self.config, weights, logits, view.target.config.tokens)
         if self.draft_sampling == "greedy":
             tokens, q = greedy(logits), None

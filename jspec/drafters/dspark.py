@@ -14,10 +14,10 @@ from jspec.drafters.block_config import check_block, check_options
 from jspec.drafters.block_layers import (
     block_pass,
     empty_context,
-    head_logits,
     over_target,
     write_context,
 )
+from jspec.drafters.layers import borrowed_head
 from jspec.drafters.markov import DSparkConfig, bias, confidence, dspark_shapes
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
@@ -139,7 +139,7 @@ class DSpark:
             gamma=self.gamma,
             reach=self.context_window,
         )
-        base = head_logits(self.config.block, weights, hidden, view.target)
+        base = borrowed_head(weights, view.target, hidden)
         tokens, q, sure = self._walk(weights, anchor, keys, view, hidden, base)
         if q is not None:
             q = jnp.pad(q, ((0, 0), (1, 0), (0, 0)))

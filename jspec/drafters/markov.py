@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jspec.drafters.block_config import BlockConfig, block_shapes, settled
+from jspec.drafters.block_config import BlockConfig, block_shapes
+from jspec.drafters.layers import known_fields
 from jspec.models.layers import embed, linear
 
 __all__ = ["DSparkConfig", "bias", "confidence", "dspark_shapes"]
@@ -57,7 +58,7 @@ class DSparkConfig:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Reads what `to_json` wrote; a wrong key is a `ValueError`."""
-        values = settled(cls, fields)
+        values = known_fields(cls, fields)
         return cls(**values | {"block": BlockConfig.from_json(values["block"])})
 
 

@@ -75,7 +75,7 @@ def random_weights(shapes, seed=0):
     rng = np.random.default_rng(seed)
     weights = {}
     for name, shape in shapes.items():
-        if name == "draft_tokens":
+        if name == "ids":
             chosen = rng.permutation(VOCABULARY)[: shape[0]]
             weights[name] = jnp.asarray(np.sort(chosen), jnp.int32)
             continue
@@ -95,7 +95,7 @@ def torch_names(weights):
     found = {}
     for name, value in weights.items():
         array = np.array(value)
-        if name == "draft_tokens":
+        if name == "ids":
             found["d2t"] = torch.tensor(
                 array - np.arange(len(array)), dtype=torch.int64
             )

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.block_layers import block_pass, head_logits, over_target
+from jspec.drafters.block_layers import block_pass, over_target
 from jspec.drafters.dflash import DFlash
+from jspec.drafters.layers import borrowed_head
 from jspec.rounds import Evidence
 from jspec.testing import check_method, tiny_target
 from tests.drafters import blocks
@@ -71,7 +72,7 @@ def test_the_block_is_the_one_that_torch_computes(target, case):
             gamma=drafter.gamma,
             reach=drafter.context_window,
         )
-        base = head_logits(config, weights, hidden, view.target)
+        base = borrowed_head(weights, view.target, hidden)
         return hidden, over_target(config, weights, base, 64)
 
     anchor = loop.state.rows.anchor
@@ -174,8 +175,8 @@ def test_embedding_and_head_are_the_targets_own_arrays(target):
     ("change", "error"),
     [
         ({"taps": (0, 3)}, "taps layers"),
-        ({"hidden_size": 16}, "hidden_size 16, the target has 32"),
-        ({"vocab_size": 70}, "vocab_size 70, the target has 64"),
+        ({"hidden_size": 16}, "16 wide and lacks"),
+        ({"vocab_size": 70}, "vocabulary 70; this one has 64"),
         ({"mask_token_id": 64}, "mask_token_id 64 is no row"),
     ],
 )
@@ -183,6 +184,13 @@ def test_a_drafter_for_another_target_is_refused(target, change, error):
     drafter, weights = made(**change)
     with pytest.raises(ValueError, match=error):
         drafter.check(weights, target)
+
+
+def test_ids_that_are_no_ids_are_refused(target):
+    drafter, weights = made(own_head=True, draft_vocab_size=40)
+    offsets = weights["ids"] - jnp.arange(40)
+    with pytest.raises(ValueError, match="its d2t holds no offsets"):
+        drafter.check(weights | {"ids": offsets}, target)
 
 
 def test_a_missing_and_a_left_over_weight_are_named(target):
