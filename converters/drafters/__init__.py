@@ -5,7 +5,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from converters.drafters import dflash, dspark, eagle, eagle3
+from converters.drafters import (
+    dflash,
+    dspark,
+    eagle,
+    eagle3,
+    medusa,
+    mlp_speculator,
+)
 from converters.drafters.base import Converter, DrafterPlan
 from converters.plans import Plan, match
 from converters.sources import TensorFiles
@@ -15,7 +22,14 @@ from jspec.drafters import METHODS
 __all__ = ["CONVERTERS", "DrafterPlan", "plan", "recognise"]
 
 CONVERTERS: Mapping[str, Converter] = MappingProxyType[str, Converter](
-    {"dspark": dspark, "dflash": dflash, "eagle3": eagle3, "eagle": eagle}
+    {
+        "medusa": medusa,
+        "mlp_speculator": mlp_speculator,
+        "dspark": dspark,
+        "dflash": dflash,
+        "eagle3": eagle3,
+        "eagle": eagle,
+    }
 )
 """By method, those with the surest marks first."""
 

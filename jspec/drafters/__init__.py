@@ -9,6 +9,8 @@ from jspec.drafters.draft_model import DraftModel
 from jspec.drafters.dspark import DSpark
 from jspec.drafters.eagle import Eagle
 from jspec.drafters.eagle3 import Eagle3
+from jspec.drafters.medusa import Medusa
+from jspec.drafters.mlp_speculator import MLPSpeculator
 from jspec.drafters.ngram import NGram
 from jspec.drafters.plain import Plain
 
@@ -23,5 +25,7 @@ METHODS: Mapping[str, type[Drafter]] = MappingProxyType[str, type[Drafter]](
         "dspark": DSpark,
         "eagle": Eagle,
         "eagle3": Eagle3,
+        "medusa": Medusa,
+        "mlp_speculator": MLPSpeculator,
     }
 )

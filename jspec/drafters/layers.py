@@ -22,6 +22,7 @@ __all__ = [
     "known_fields",
     "layer_shapes",
     "target_feature",
+    "without_padding",
 ]
 
 type Attend = Callable[[int, Array, Array, Array], Array]
@@ -216,11 +217,18 @@ def borrowed_head(
         y = linear(x, target.embed[...], transposed=True, out=jnp.float32)
     else:
         y = linear(x, target.head[...], out=jnp.float32)
+    return without_padding(y, target)
+
+
+def without_padding(
+    logits: Float[Array, "B N V"], target: Any
+) -> Float[Array, "B N V"]:
+    """Logits over the target's rows, minus infinity for rows that are no token."""
     config = target.config
-    if y.shape[-1] == config.vocab_size > config.tokens:
-        real = jnp.arange(config.vocab_size) < config.tokens
-        y = jnp.where(real[None, None], y, -jnp.inf)
-    return y
+    if logits.shape[-1] != config.vocab_size or config.tokens == config.vocab_size:
+        return logits
+    real = jnp.arange(config.vocab_size) < config.tokens
+    return jnp.where(real[None, None], logits, -jnp.inf)
 
 
 def target_feature(target: Any, x: Float[Array, "B N E"]) -> Float[Array, "B N E"]:

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from jspec.cache import KVCache
 from jspec.drafters.base import Memory, View
-from jspec.drafters.pairs import PairModel, PairPages, mixed, newest_feature, run
+from jspec.drafters.pairs import PairModel, PairPages, mixed, run
 from jspec.drafters.ragged import cut_unlikely, likeliest
 from jspec.drafters.trees import Candidates, Frontier, grow_tree, top_candidates
 from jspec.rounds import DEAD, Proposal, SparseLaw, ancestors_of
@@ -161,7 +160,7 @@ def draft_chain(
         sure = likeliest(logits)[:, 0]
         return (feature, token, (tuple(k), tuple(v))), (token, q, sure)
 
-    start = (newest_feature(pages, table, length), anchor, (none, none))
+    start = (pages.newest(table, length), anchor, (none, none))
     _, (tokens, q, sure) = jax.lax.scan(
         visit, start, jnp.arange(gamma, dtype=jnp.int32)
     )
@@ -248,7 +247,7 @@ def draft_tree(
     layers = (None,) * model.sizes.num_layers
     deep = jnp.zeros((b, 1), jnp.int32)
     first, (fed, drafted) = level(
-        newest_feature(pages, table, length)[:, None],
+        pages.newest(table, length)[:, None],
         anchor[:, None],
         deep,
         jnp.ones((b, 1, 1), bool),
@@ -263,19 +262,5 @@ def draft_tree(
         depth=depth,
         nodes=nodes,
     )
-    return _offered(proposal, view.cache)
-
-
-def _offered(proposal: Proposal, cache: KVCache) -> Proposal:
-    """Only nodes that have a feature to start from, and a slot of their own.
-
-    A kept node is moved from its own slot, so one beyond the row's pages cannot be
-    kept. Children come after their parents: what is left is a tree.
-    """
-    none, size = cache.pages.text.shape
-    slot = cache.length[:, None] + jnp.arange(proposal.tokens.shape[1])[None]
-    column = slot // size
-    page = jnp.take_along_axis(cache.table, column, axis=1, mode="clip")
-    has = (page < none) & (column < cache.table.shape[1])
-    has &= (cache.length > 0)[:, None]
-    return dataclasses.replace(proposal, parent=jnp.where(has, proposal.parent, DEAD))
+    parent = jnp.where((length > 0)[:, None], proposal.parent, DEAD)
+    return dataclasses.replace(proposal, parent=parent)

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jspec.cache import BLOCK, CacheLayout, KVCache
 from jspec.drafters.base import Memory
 from jspec.drafters.layers import Attend, LayerSizes
+from jspec.drafters.tail import newest_feature, places, write_features
 from jspec.pallas.draft_attention import draft_attention
 from jspec.rounds import Evidence
 from jspec.tree import pytree
@@ -31,7 +32,6 @@ __all__ = [
     "PairPages",
     "empty_pairs",
     "mixed",
-    "newest_feature",
     "observe_pairs",
     "run",
 ]
@@ -53,6 +53,17 @@ class PairPages:
     k: tuple[Float[Array, "P K S D"], ...]
     v: tuple[Float[Array, "P K S D"], ...]
     tail: Float[Array, "P E"]
+
+    @property
+    def page_size(self) -> int:
+        """Pairs of a page."""
+        return self.k[0].shape[2]
+
+    def newest(
+        self, table: Int[Array, "B columns"], length: Int[Array, " B"]
+    ) -> Float[Array, "B E"]:
+        """The feature of each row's last committed token; zero where there is none."""
+        return newest_feature(self.tail, table, length, size=self.page_size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +114,7 @@ def observe_pairs(
     t = evidence.tokens.shape[1]
     features = model.fuse(evidence.features).astype(pages.tail.dtype)
     start, steps = evidence.start, jnp.arange(t)[None]
-    before = newest_feature(pages, cache.table, start)[:, None]
+    before = pages.newest(cache.table, start)[:, None]
     slot = start[:, None] + steps
     among = (steps[:, :, None] >= steps[:, None]) & (slot >= FIRST)[:, None]
     new: list[tuple[Array, Array]] = []
@@ -120,8 +131,9 @@ def observe_pairs(
         slot - 1,
         attend,
     )
+    none, size = pages.tail.shape[0], pages.page_size
     real = steps < evidence.count[:, None]
-    page, place = _places(pages, cache.table, slot, real)
+    page, place = places(none, cache.table, slot, real, size=size)
 
     def put(into: tuple[Array, ...], which: int) -> tuple[Array, ...]:
         return tuple(
@@ -129,10 +141,7 @@ def observe_pairs(
             for a, pair in zip(into, new, strict=True)
         )
 
-    size = pages.k[0].shape[2]
-    newest = (steps == evidence.count[:, None] - 1) | (slot % size == size - 1)
-    last, _ = _places(pages, cache.table, slot, real & newest)
-    tail = pages.tail.at[last].set(features, mode="drop")
+    tail = write_features(pages.tail, cache.table, evidence, features, size=size)
     pages = PairPages(k=put(pages.k, 0), v=put(pages.v, 1), tail=tail)
     return dataclasses.replace(memory, pages=pages)
 
@@ -174,7 +183,7 @@ def mixed(
     if window is not None:
         near = place[:, :, None] - slots[:, None] < window
         seen &= near | (slots < FIRST + model.sink)[:, None]
-    size = pages.k[layer].shape[2]
+    size = pages.page_size
     return draft_attention(
         q,
         *own,
@@ -190,27 +199,3 @@ def mixed(
         scale=model.sizes.head_dim**-0.5,
         block_pages=max(1, min(BLOCK // size, table.shape[1])),
     )
-
-
-def newest_feature(
-    pages: PairPages, table: Int[Array, "B columns"], length: Int[Array, " B"]
-) -> Float[Array, "B E"]:
-    """The feature of each row's last committed token; zero where there is none."""
-    size = pages.k[0].shape[2]
-    column = jnp.maximum(length - 1, 0) // size
-    page = jnp.take_along_axis(table, column[:, None], axis=1, mode="clip")[:, 0]
-    found = pages.tail.at[page].get(mode="fill", fill_value=0)
-    return jnp.where((length > 0)[:, None], found, 0)
-
-
-def _places(
-    pages: PairPages,
-    table: Int[Array, "B columns"],
-    slot: Int[Array, "B T"],
-    real: Bool[Array, "B T"],
-) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """Page and place of each slot; no page for what is not to be written."""
-    none, size = pages.tail.shape[0], pages.k[0].shape[2]
-    column = slot // size
-    page = jnp.take_along_axis(table, column, axis=1, mode="clip")
-    return jnp.where(real & (column < table.shape[1]), page, none), slot % size

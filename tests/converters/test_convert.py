@@ -210,10 +210,8 @@ def test_a_torch_file_that_holds_code_is_refused(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"speculators_model_type": "eagle3"}, "speculators family 'eagle3'"),
-        ({"model_type": "medusa", "architectures": ["MedusaModel"]}, "a Medusa"),
-        ({"model_type": "mlp_speculator"}, "an MLP speculator"),
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "an EAGLE-3 drafter"),
+        ({"speculators_model_type": "peagle"}, "speculators family 'peagle'"),
+        ({"model_type": "gemma4_assistant"}, "a Gemma 4 assistant"),
         ({"architectures": ["DFlash2DraftModel"]}, "a DFlash2 drafter"),
         ({"pard_token": 5}, "a PARD drafter"),
         ({"num_nextn_predict_layers": 1}, "MTP modules"),
@@ -230,7 +228,6 @@ def test_a_drafter_is_recognised_and_refused(tiny, tmp_path, changes, what):
     ("name", "what"),
     [
         ("d2t", "EAGLE-3"),
-        ("midlayer.input_layernorm.weight", "EAGLE-3"),
         ("fc.weight", "EAGLE"),
         ("mask_hidden", "P-EAGLE"),
         ("markov_head.weight", "DSpark"),

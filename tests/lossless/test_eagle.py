@@ -1,0 +1,29 @@
+"""EAGLE heads answer the four questions, as chains and as trees."""
+
+import pytest
+
+from jspec.testing import check_method, tiny_target
+from tests.drafters.eagles import eagle, eagle3, sized, weights_of
+
+SMALL = {"draft_vocab_size": 40}
+TREE = {"tree_width": 3, "tree_nodes": 8}
+DRAFTERS = {
+    "eagle, drawn": eagle(gamma=3),
+    "eagle, certain": eagle(gamma=3, draft_sampling="greedy"),
+    "eagle, a tree": eagle(gamma=3, **TREE),
+    "eagle3, drawn from a smaller vocabulary": eagle3(config=SMALL, gamma=3),
+    "eagle3, cut where it is unsure": eagle3(
+        config=SMALL, gamma=3, confidence_threshold=0.01
+    ),
+    "eagle3, a tree, window and sink": eagle3(
+        sized(num_layers=2), SMALL, gamma=3, window=4, sink=1, **TREE
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_four_questions(drafter):
+    target = tiny_target()
+    fitted = DRAFTERS[drafter].fit(target)
+    check_method(fitted, weights_of(fitted), target, tokens=16, draws=4000)
