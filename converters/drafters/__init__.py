@@ -12,6 +12,7 @@ from converters.drafters import (
     eagle3,
     medusa,
     mlp_speculator,
+    pard,
 )
 from converters.drafters.base import Converter, DrafterPlan
 from converters.plans import Plan, match
@@ -25,6 +26,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType[str, Converter](
     {
         "medusa": medusa,
         "mlp_speculator": mlp_speculator,
+        "pard": pard,
         "dspark": dspark,
         "dflash": dflash,
         "eagle3": eagle3,

@@ -12,6 +12,7 @@ from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.medusa import Medusa
 from jspec.drafters.mlp_speculator import MLPSpeculator
 from jspec.drafters.ngram import NGram
+from jspec.drafters.pard import PARD
 from jspec.drafters.plain import Plain
 
 __all__ = ["METHODS", "About", "Drafter", "Memory", "Trained", "View"]
@@ -23,6 +24,7 @@ METHODS: Mapping[str, type[Drafter]] = MappingProxyType[str, type[Drafter]](
         "draft_model": DraftModel,
         "dflash": DFlash,
         "dspark": DSpark,
+        "pard": PARD,
         "eagle": Eagle,
         "eagle3": Eagle3,
         "medusa": Medusa,

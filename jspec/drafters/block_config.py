@@ -14,6 +14,7 @@ __all__ = [
     "BlockConfig",
     "block_shapes",
     "check_block",
+    "check_drafting",
     "check_options",
 ]
 
@@ -200,16 +201,21 @@ def check_options(drafter: Any, drafts: int) -> None:
             f"num_speculative_tokens must lie in 0..{drafts}, what one block of this "
             f"drafter holds, not {drafter.gamma}"
         )
+    if drafter.context_window is not None and drafter.context_window < 1:
+        raise ValueError(
+            f"context_window must be at least 1 token, not {drafter.context_window}"
+        )
+    check_drafting(drafter)
+
+
+def check_drafting(drafter: Any) -> None:
+    """Raises `ValueError` if a drafter cannot draw, or offer, as it is asked to."""
+    asked(drafter.ragged, drafter.ragged_budget)
     if drafter.draft_sampling not in ("greedy", "probabilistic"):
         raise ValueError(
             f"draft_sampling must be 'greedy' or 'probabilistic', not "
             f"{drafter.draft_sampling!r}"
         )
-    if drafter.context_window is not None and drafter.context_window < 1:
-        raise ValueError(
-            f"context_window must be at least 1 token, not {drafter.context_window}"
-        )
-    asked(drafter.ragged, drafter.ragged_budget)
     if not 0 <= drafter.confidence_threshold <= 1:
         raise ValueError(
             f"confidence_threshold must lie in 0..1, not {drafter.confidence_threshold}"

@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Int, Key
 
 from jspec.cache import CacheLayout
 from jspec.drafters.base import About, Memory, View
@@ -18,6 +17,7 @@ from jspec.drafters.block_config import (
 )
 from jspec.drafters.block_layers import (
     block_pass,
+    draw_each,
     empty_context,
     over_target,
     write_context,
@@ -26,7 +26,7 @@ from jspec.drafters.layers import borrowed_head
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
-from jspec.sampling import draw, greedy, law
+from jspec.sampling import greedy, law
 
 __all__ = ["DFlash"]
 
@@ -136,7 +136,7 @@ class DFlash:
             tokens, q = greedy(logits), None
         else:
             q = law(logits, view.sampling)
-            tokens = _draw_each(keys, q)
+            tokens = draw_each(keys, q)
             q = jnp.pad(q, ((0, 0), (1, 0), (0, 0)))
         sure = jnp.pad(likeliest(logits), ((0, 0), (1, 0)), constant_values=1.0)
         proposal = Proposal(
@@ -152,11 +152,3 @@ class DFlash:
     ) -> Memory:
         """Projects the hidden states of committed tokens into the context."""
         return write_context(self.config, weights, memory, evidence, view.cache)
-
-
-def _draw_each(keys: Key[Array, " B"], q: Float[Array, "B N V"]) -> Int[Array, "B N"]:
-    """A token of every law, each with a key of its own."""
-    steps = jnp.arange(q.shape[1], dtype=jnp.int32)
-    fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-    each = jax.vmap(fold, in_axes=(None, 0))(keys, steps)
-    return jax.vmap(draw, in_axes=(0, 1), out_axes=1)(each, q)

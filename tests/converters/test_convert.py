@@ -213,7 +213,6 @@ def test_a_torch_file_that_holds_code_is_refused(tiny, tmp_path):
         ({"speculators_model_type": "peagle"}, "speculators family 'peagle'"),
         ({"model_type": "gemma4_assistant"}, "a Gemma 4 assistant"),
         ({"architectures": ["DFlash2DraftModel"]}, "a DFlash2 drafter"),
-        ({"pard_token": 5}, "a PARD drafter"),
         ({"num_nextn_predict_layers": 1}, "MTP modules"),
     ],
 )
