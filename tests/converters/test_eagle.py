@@ -8,7 +8,6 @@ import pytest
 from converters import convert, export, plan
 from jspec import checkpoint
 from jspec.drafters import METHODS
-from tests.converters import drafter_files as files
 from tests.converters.drafter_files import V, eagle, eagle3, numbers, read, write
 
 NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}
@@ -305,5 +304,19 @@ def test_a_checkpoint_of_an_unknown_method_is_refused(tmp_path):
         checkpoint.read_config(tmp_path / "jspec")
 
 
-def test_files_have_the_sizes_that_they_say():
-    assert files.A * files.D == files.H
+def test_r55_a_head_is_found_borrowed_or_missed_as_the_file_says(tmp_path):
+    config, shapes = eagle3("speculators", vd=V)
+    inner = config["transformer_layer_config"] | {"tie_word_embeddings": True}
+    tied = {"transformer_layer_config": inner}
+    whole = numbers(shapes)
+    headless = {n: a for n, a in whole.items() if n != "lm_head.weight"}
+    _, both, weights = converted(tmp_path / "both", (config, shapes), tied)
+    assert (both["own_head"], both["tied_head"]) == (True, False)
+    np.testing.assert_array_equal(weights["head"], whole["lm_head.weight"].T)
+    _, alone, weights = converted(
+        tmp_path / "tied", (config, shapes), tied, arrays=headless
+    )
+    assert (alone["own_head"], alone["tied_head"]) == (False, True)
+    assert "head" not in weights
+    with pytest.raises(ValueError, match=r"lm_head.weight is missing"):
+        converted(tmp_path / "none", (config, shapes), arrays=headless)

@@ -24,7 +24,7 @@ SIZES = LayerSizes(
 
 
 def eagle(sizes=SIZES, config=None, **options):
-    config = EagleConfig(sizes=sizes, vocab_size=64, **(config or {}))
+    config = EagleConfig(sizes=sizes, **({"vocab_size": 64} | (config or {})))
     return Eagle(config=config, **options)
 
 

@@ -249,6 +249,6 @@ def test_weights_of_another_shape_are_named():
         drafter.check(None, target)
 
 
-def test_a_borrowed_head_is_not_stored_twice():
+def test_r55_a_borrowed_head_is_not_stored_twice():
     borrowed = {"own_head": False, "own_embedding": False}
     assert {"embed", "head"}.isdisjoint(eagle3(config=borrowed).weight_shapes())

@@ -1,4 +1,4 @@
-"""EAGLE heads answer the four questions, as chains and as trees."""
+"""EAGLE heads answer the four questions, as drawn chains and as grown trees."""
 
 import pytest
 
@@ -9,10 +9,7 @@ SMALL = {"draft_vocab_size": 40}
 TREE = {"tree_width": 3, "tree_nodes": 8}
 DRAFTERS = {
     "eagle, drawn": eagle(gamma=3),
-    "eagle, certain": eagle(gamma=3, draft_sampling="greedy"),
-    "eagle, a tree": eagle(gamma=3, **TREE),
-    "eagle3, drawn from a smaller vocabulary": eagle3(config=SMALL, gamma=3),
-    "eagle3, cut where it is unsure": eagle3(
+    "eagle3, drawn from a smaller vocabulary, cut where it is unsure": eagle3(
         config=SMALL, gamma=3, confidence_threshold=0.01
     ),
     "eagle3, a tree, window and sink": eagle3(
