@@ -1,10 +1,13 @@
 """Paged keys and values of committed tokens, and the text they belong to."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
+from jspec import native
 from jspec.pallas.paged_attention import paged_attention
 from jspec.tree import pytree
 
@@ -148,17 +151,13 @@ class KVCache:
           scale: of the scores.
           block_pages: pages read in one step; divides the table's width.
         """
-        return paged_attention(
-            q,
-            self.pages.k[layer],
-            self.pages.v[layer],
-            self.table,
-            self.length,
-            ancestors=ancestors,
-            window=window,
-            scale=scale,
-            block_pages=block_pages,
-        )
+        asked = {"ancestors": ancestors, "window": window, "scale": scale}
+        cached = (self.pages.k[layer], self.pages.v[layer], self.table, self.length)
+        anywhere = functools.partial(paged_attention, block_pages=block_pages, **asked)
+        if not (native.ready() and native.supports(q, cached[0])):
+            return anywhere(q, *cached)
+        by_cpu = functools.partial(native.attention, **asked)
+        return jax.lax.platform_dependent(q, *cached, cpu=by_cpu, default=anywhere)
 
     def keep(
         self,

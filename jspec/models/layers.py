@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ __all__ = [
     "linears",
     "norm",
     "rotate",
-    "summed_alike",
     "turns",
 ]
 
@@ -31,6 +31,7 @@ def linear(
     *,
     transposed: bool = False,
     out: jax.typing.DTypeLike | None = None,
+    implementation: Literal["native", "xla"] | None = None,
 ) -> Float[Array, "B N O"]:
     """`x @ w + bias`, all rows of all texts in one product.
 
@@ -42,8 +43,16 @@ def linear(
       bias: added in the result's dtype.
       transposed: whether `w` is the transpose.
       out: the result's dtype; sums are float32 whatever it is.
+      implementation: see `linears`.
     """
-    return linears(x, (w,), (bias,), transposed=transposed, out=out)[0]
+    return linears(
+        x,
+        (w,),
+        (bias,),
+        transposed=transposed,
+        out=out,
+        implementation=implementation,
+    )[0]
 
 
 def linears(
@@ -53,15 +62,25 @@ def linears(
     *,
     transposed: bool = False,
     out: jax.typing.DTypeLike | None = None,
+    implementation: Literal["native", "xla"] | None = None,
 ) -> tuple[Float[Array, "B N O"], ...]:
     """`linear` of the same rows with several matrices, read in one go.
 
-    On a CPU by `jspec.native` where it could be built (`summed_alike`), else by XLA.
+    Args:
+      x: the rows.
+      weights: `[in, out]`, or `[out, in]` if `transposed`.
+      biases: one a matrix, or `None`.
+      transposed: whether the weights are transposes.
+      out: the results' dtype.
+      implementation: `None`: `jspec.native` on a CPU where it could be built, since a
+        row's bits must not depend on how many are verified beside it; "xla" is the
+        faster one for hundreds of rows.
     """
     b, n, width = x.shape
     rows = x.reshape(b * n, width)
     product = _product
-    if summed_alike() and {x.dtype, *(w.dtype for w in weights)} in DTYPES:
+    alike = implementation != "xla" and native.ready()
+    if alike and {x.dtype, *(w.dtype for w in weights)} in DTYPES:
         product = _native_product
     ys = product(transposed, jnp.dtype(out or x.dtype), rows, tuple(weights))
     if biases is not None:
@@ -74,14 +93,6 @@ def linears(
 
 DTYPES = ({jnp.dtype(jnp.float32)}, {jnp.dtype(jnp.bfloat16)})
 """What `jspec.native` multiplies."""
-
-
-def summed_alike() -> bool:
-    """Whether a row's products have the same bits whatever rows are beside it.
-
-    So it is with `jspec.native`; XLA's own products promise nothing of the kind.
-    """
-    return jax.default_backend() == "cpu" and native.load() is None
 
 
 def _product(

@@ -1,12 +1,14 @@
 """The Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3; one pre-norm decoder."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from jspec import native
 from jspec.cache import BLOCK, KVCache
 from jspec.models.base import ModelConfig, Seen, weight_shapes
 from jspec.models.layers import (
@@ -15,12 +17,16 @@ from jspec.models.layers import (
     linears,
     norm,
     rotate,
-    summed_alike,
     turns,
 )
 from jspec.rounds import ancestors_of
 
 __all__ = ["Decoder"]
+
+type Product = Callable[..., tuple[Array, ...]]
+
+_VERIFY: Product = linears
+_PROMPT: Product = functools.partial(linears, implementation="xla")
 
 
 class Layer(nnx.Module):
@@ -120,7 +126,7 @@ class Decoder(nnx.Module):
           logits: whether the successors' logits are wanted.
         """
         config = self.config
-        if tokens.size == 1 and self.dtype == jnp.bfloat16 and not summed_alike():
+        if tokens.size == 1 and self.dtype == jnp.bfloat16 and not native.ready():
             return self._alone(tokens, parent, cache, feature_layers, logits=logits)
         ancestors = ancestors_of(parent) if branching else None
         nodes = jnp.arange(tokens.shape[1])[None]
@@ -129,9 +135,10 @@ class Decoder(nnx.Module):
         turn = turns(config.rope, config.head_dim, position)
         x = embed(self.embed[...], tokens)
         taps = {0: x} if 0 in feature_layers else {}
+        product = _VERIFY if logits else _PROMPT
         for l, layer in enumerate(self.layers):
-            x, cache = self._attend(l, layer, x, turn, ancestors, cache)
-            x = self._mlp(layer, x)
+            x, cache = self._attend(l, layer, x, turn, ancestors, cache, product)
+            x = self._mlp(layer, x, product)
             if l + 1 in feature_layers:
                 taps[l + 1] = x
         features = None
@@ -187,6 +194,7 @@ class Decoder(nnx.Module):
         turn: tuple[Array, Array],
         ancestors: Bool[Array, "B N N"] | None,
         cache: KVCache,
+        product: Product,
     ) -> tuple[Float[Array, "B N E"], KVCache]:
         config = self.config
         b, n, _ = x.shape
@@ -196,7 +204,7 @@ class Decoder(nnx.Module):
         biases = (_of(layer.q_bias), _of(layer.k_bias), _of(layer.v_bias))
         q, k, v = (
             heads.reshape(b, n, -1, config.head_dim)
-            for heads in linears(y, weights, biases)
+            for heads in product(y, weights, biases)
         )
         if layer.q_norm is not None and layer.k_norm is not None:
             q = norm(q, layer.q_norm[...], config.norm_eps)
@@ -210,14 +218,17 @@ class Decoder(nnx.Module):
             scale=config.head_dim**-0.5,
             block_pages=_block_pages(cache),
         )
-        out = linear(mixed.reshape(b, n, -1), layer.o[...], _of(layer.o_bias))
+        (out,) = product(mixed.reshape(b, n, -1), (layer.o[...],), (_of(layer.o_bias),))
         return x + out, cache
 
-    def _mlp(self, layer: Layer, x: Float[Array, "B N E"]) -> Float[Array, "B N E"]:
+    def _mlp(
+        self, layer: Layer, x: Float[Array, "B N E"], product: Product
+    ) -> Float[Array, "B N E"]:
         y = norm(x, layer.mlp_norm[...], self.config.norm_eps)
         weights = (layer.gate[...], layer.up[...])
-        gate, up = linears(y, weights, (_of(layer.gate_bias), _of(layer.up_bias)))
-        return x + linear(jax.nn.silu(gate) * up, layer.down[...], _of(layer.down_bias))
+        gate, up = product(y, weights, (_of(layer.gate_bias), _of(layer.up_bias)))
+        gated = jax.nn.silu(gate) * up
+        return x + product(gated, (layer.down[...],), (_of(layer.down_bias),))[0]
 
 
 def _block_pages(cache: KVCache) -> int:

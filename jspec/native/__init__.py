@@ -1,6 +1,7 @@
-"""Products of a few rows on a CPU, at the speed of memory: C++, built on first use."""
+"""Arithmetic on a CPU at the speed of memory: C++, built on first use."""
 
-from jspec.native.build import load
+from jspec.native.attention import attention, supports
+from jspec.native.build import load, ready
 from jspec.native.linear import linear
 
-__all__ = ["linear", "load"]
+__all__ = ["attention", "linear", "load", "ready", "supports"]

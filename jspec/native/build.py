@@ -14,10 +14,11 @@ from pathlib import Path
 import jax
 import jaxlib
 
-__all__ = ["TARGET", "load"]
+__all__ = ["TARGETS", "load", "ready"]
 
-TARGET = "jspec_linear"
-SOURCE = Path(__file__).with_name("linear.cc")
+TARGETS = ("jspec_linear", "jspec_attention")
+SOURCES = tuple(Path(__file__).with_name(f"{n}.cc") for n in ("linear", "attention"))
+HEADER = Path(__file__).with_name("common.h")
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared")
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -41,18 +42,35 @@ def load() -> str | None:
     return None
 
 
+def ready() -> bool:
+    """Whether what is traced now should use the kernels: on a CPU, if they were built.
+
+    What they compute for a row has the same bits whatever rows are beside it; XLA's own
+    products promise nothing of the kind.
+    """
+    return jax.default_backend() == "cpu" and load() is None
+
+
 def _register() -> None:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise RuntimeError(f"no C++ compiler ({', '.join(COMPILERS)}) was found")
     include = jax.ffi.include_dir()
     key = " ".join((jaxlib.__version__, compiler, *FLAGS, _processor()))
-    name = hashlib.sha256(SOURCE.read_bytes() + key.encode()).hexdigest()[:24]
+    code = b"".join(file.read_bytes() for file in (HEADER, *SOURCES))
+    name = hashlib.sha256(code + key.encode()).hexdigest()[:24]
     library = _cache() / f"{name}.so"
     if not library.is_file():
         library.parent.mkdir(parents=True, exist_ok=True)
         draft = library.with_suffix(f".{secrets.token_hex(4)}")
-        command = [compiler, *FLAGS, f"-I{include}", str(SOURCE), "-o", str(draft)]
+        command = [
+            compiler,
+            *FLAGS,
+            f"-I{include}",
+            *map(str, SOURCES),
+            "-o",
+            str(draft),
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -62,8 +80,9 @@ def _register() -> None:
         finally:
             draft.unlink(missing_ok=True)
     loaded = ctypes.CDLL(str(library))
-    capsule = jax.ffi.pycapsule(loaded.jspec_linear)
-    jax.ffi.register_ffi_target(TARGET, capsule, platform="cpu")
+    for target in TARGETS:
+        capsule = jax.ffi.pycapsule(getattr(loaded, target))
+        jax.ffi.register_ffi_target(target, capsule, platform="cpu")
 
 
 def _cache() -> Path:

@@ -4,66 +4,11 @@
 // the matrix and the number of threads alone: how many rows are beside a row never
 // changes its bits. Weights are read once, front to back, while the next block of them
 // is on its way from memory.
-#include <algorithm>
-#include <atomic>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <memory>
-#include <vector>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "common.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kBytes = 64, kRows = 8;
-#elif defined(__AVX2__)
-constexpr int kBytes = 32, kRows = 4;
-#else
-constexpr int kBytes = 16, kRows = 8;
-#endif
-constexpr int64_t kLanes = kBytes / 4;
 constexpr int64_t kPanel = 2 * kLanes;  // columns that one step down a matrix sums
-
-typedef float Floats __attribute__((vector_size(kBytes)));
-typedef uint32_t Words __attribute__((vector_size(kBytes)));
-
-struct Brain {
-  uint16_t bits;
-};
-
-inline float Widen(float x) { return x; }
-
-inline float Widen(Brain x) {
-  uint32_t word = uint32_t{x.bits} << 16;
-  float wide;
-  std::memcpy(&wide, &word, 4);
-  return wide;
-}
-
-inline void Narrow(float x, float* to) { *to = x; }
-
-inline void Narrow(float x, Brain* to) {
-  uint32_t word;
-  std::memcpy(&word, &x, 4);
-  bool nan = (word & 0x7fffffffu) > 0x7f800000u;
-  to->bits = uint16_t(nan ? (word >> 16) | 0x40 : (word + 0x7fff + ((word >> 16) & 1)) >> 16);
-}
-
-inline Floats Load(const float* from) {
-  Floats v;
-  std::memcpy(&v, from, kBytes);
-  return v;
-}
-
-inline void Store(float* to, Floats v) { std::memcpy(to, &v, kBytes); }
 
 // How a dtype's weights meet its rows. `kDeep` rows of the matrix are taken at a time;
 // a row of x is kept as `X`, in the order that `Prepare` gives it.
@@ -158,30 +103,6 @@ struct Half {
 constexpr int64_t kGroup = 64;         // rows that share one pass over the matrix
 constexpr int64_t kTask = 64 << 10;    // bytes below which a task is not worth its start
 
-// Runs f(0) ... f(count - 1) on whoever is free; the caller works too, and returns when
-// all are done. A task that starts late finds nothing left.
-template <typename F>
-void Share(ffi::ThreadPool& pool, int64_t count, const F& f) {
-  struct Left {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  auto left = std::make_shared<Left>();
-  auto work = [left, count, &f] {
-    for (int64_t task; (task = left->next.fetch_add(1)) < count;) {
-      f(task);
-      left->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  int64_t hands = std::min<int64_t>(pool.num_threads(), count) - 1;
-  for (int64_t i = 0; i < hands; ++i) pool.Schedule(std::function<void()>(work));
-  work();
-  while (left->done.load(std::memory_order_acquire) < count) {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-  }
-}
-
 // sum[r, c] += x[r, i] w[i, c] over `n` rows of the matrix and one panel of its columns.
 template <typename H, int R>
 inline void SumPanel(const typename H::X* x, int64_t ldx, const typename H::W* w, int64_t ldw,
@@ -205,7 +126,8 @@ template <typename H>
 void SumColumns(const typename H::X* x, int64_t ldx, int64_t rows, const typename H::W* w,
                 int64_t n, int64_t columns, float* sum) {
   int64_t whole = columns / kPanel * kPanel;
-  int64_t step = sizeof(typename H::W) == 2 && rows > 2 ? 32 : 8;
+  // Few rows are read best as a stream; more of them earn a block its place in the cache.
+  int64_t step = rows > kRows ? 64 : sizeof(typename H::W) == 2 && rows > 2 ? 32 : 8;
   std::fill(sum, sum + rows * columns, 0.0f);
   for (int64_t i = 0; i < n; i += step) {
     int64_t m = std::min(step, n - i);
@@ -244,16 +166,6 @@ void AddParts(const float* parts, int64_t count, int64_t stride, int64_t rows, i
       for (int64_t k = 1; k < count; ++k) s += parts[k * stride + at];
       Narrow(s, y + r * columns + c);
     }
-}
-
-// Memory that a thread keeps between calls; each `Use` has its own.
-enum class Use { kRows, kSums };
-
-template <Use, typename T>
-T* Scratch(int64_t count) {
-  thread_local std::vector<T> memory;
-  if (int64_t(memory.size()) < count) memory.resize(count);
-  return memory.data();
 }
 
 template <typename T>
@@ -311,27 +223,6 @@ void Products(ffi::ThreadPool& pool, const typename H::W* input, int64_t rows, i
       sum(m, part, row, many, sums + part * many * m.columns);
     finish(m, sums, row, many);
   });
-}
-
-// The lanes of two vectors, halved: block by block of `M` lanes, the first half of each
-// block plus the second. From one vector per output to one lane per output.
-template <int M>
-inline Floats Halve(Floats a, Floats b) {
-  Words low, high;
-  for (int j = 0; j < int(kLanes); ++j) {
-    int block = j / (M / 2), within = j % (M / 2);
-    low[j] = block * M + within;
-    high[j] = block * M + within + M / 2;
-  }
-  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
-}
-
-template <int M>
-inline Floats Gather(const Floats* v) {
-  if constexpr (M == kLanes)
-    return Halve<M>(v[0], v[1]);
-  else
-    return Halve<M>(Gather<2 * M>(v), Gather<2 * M>(v + kLanes / M));
 }
 
 // y[r, o] = sum_i x[r, i] w[o, i] for `R` rows and `S` outputs, `R * S == kLanes`.

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import jax
 from jaxtyping import Array, DTypeLike, Float
 
-from jspec.native.build import TARGET
-
 __all__ = ["linear"]
 
 
@@ -34,5 +32,5 @@ def linear(
         jax.ShapeDtypeStruct((x.shape[0], w.shape[axis]), out or x.dtype)
         for w in weights
     ]
-    call = jax.ffi.ffi_call(TARGET, shapes, vmap_method="sequential")
+    call = jax.ffi.ffi_call("jspec_linear", shapes, vmap_method="sequential")
     return tuple(call(x, *weights, transposed=transposed))

@@ -72,7 +72,7 @@ def test_the_layers_product_is_native_and_has_the_derivative_of_a_product():
     def plain(x, w):
         return jnp.square(jnp.matmul(x, w, precision="highest")).sum()
 
-    assert build.TARGET in str(jax.make_jaxpr(ours)(x, w))
+    assert build.TARGETS[0] in str(jax.make_jaxpr(ours)(x, w))
     for got, right in zip(
         jax.grad(ours, (0, 1))(x, w), jax.grad(plain, (0, 1))(x, w), strict=True
     ):
@@ -100,7 +100,7 @@ def test_what_the_compiler_refuses_is_told_and_leaves_nothing_behind(
 ):
     source = tmp_path / "broken.cc"
     source.write_text("#error this cannot be built\n")
-    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setattr(build, "SOURCES", (source,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     reason = build.load.__wrapped__()
     assert reason is not None and "this cannot be built" in reason
