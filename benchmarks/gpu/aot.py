@@ -10,7 +10,6 @@ can.
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import importlib.metadata
 import os
 import pickle
@@ -111,27 +110,17 @@ class Figures:
 
 
 def compile_for(fn: Callable[..., Any], *shapes: Any) -> Figures:
-    """Compiles `fn` for an H100 (sm_90a).
+    """Compiles `fn` for an H100 (sm_90a), in a process of its own: about 3 seconds.
 
     Args:
       fn: a function of a module, or a `functools.partial` of one that holds what is
         static: the process that compiles it finds it by name.
       *shapes: a `jax.ShapeDtypeStruct` for each argument, or pytrees of them.
-    """
-    return compile_many([(fn, shapes)])[0]
-
-
-def compile_many(
-    cases: Sequence[tuple[Callable[..., Any], Sequence[Any]]],
-) -> list[Figures]:
-    """Compiles several functions in one process, which saves its start.
 
     Raises:
       PluginError: the compiler is not installed for this version of jax.
-      RuntimeError: a function does not compile; the message ends with the reason.
+      RuntimeError: the function does not compile; the message ends with the reason.
     """
-    if not cases:
-        return []
     plugin = _folder()
     if not plugin.is_dir():
         raise PluginError(
@@ -140,7 +129,7 @@ def compile_many(
         )
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder, "asked"), Path(folder, "answered")
-        asked.write_bytes(pickle.dumps([(fn, tuple(shapes)) for fn, shapes in cases]))
+        asked.write_bytes(pickle.dumps((fn, shapes)))
         paths = [str(plugin), str(ROOT), os.environ.get("PYTHONPATH", "")]
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.gpu.aot", str(asked), str(answered)],
@@ -162,6 +151,17 @@ def compile_many(
                 f"compiling for sm_90a failed: {_tail(done.stdout + done.stderr)}"
             )
         return pickle.loads(answered.read_bytes())
+
+
+def compile_many(
+    cases: Sequence[tuple[Callable[..., Any], Sequence[Any]]],
+) -> list[Figures]:
+    """Compiles several functions, each in a process of its own.
+
+    In one process a kernel that two of them share would be compiled, and reported,
+    for the first alone.
+    """
+    return [compile_for(fn, *shapes) for fn, shapes in cases]
 
 
 def install() -> Path:
@@ -196,9 +196,7 @@ def _tail(text: str) -> str:
     return "\n".join(text.strip().splitlines()[-40:])
 
 
-@functools.cache
-def _place() -> tuple[Any, Any]:
-    """The mesh of one described device, and an array's place on it."""
+def _compile(fn: Callable[..., Any], shapes: Sequence[Any], dumps: Path) -> Figures:
     import jax
     import numpy as np
     from jax.experimental import topologies
@@ -207,63 +205,75 @@ def _place() -> tuple[Any, Any]:
         platform="cuda", target_config=H100, topology="1x1x1"
     )
     mesh = jax.sharding.Mesh(np.array(described.devices).reshape(1), ("x",))
-    return mesh, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-
-
-def _compile(fn: Callable[..., Any], shapes: Sequence[Any], dumps: Path) -> Figures:
-    import jax
-
-    mesh, here = _place()
-    before = set(dumps.glob("*.ptxas"))
+    here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     placed = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), tuple(shapes)
     )
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         traced = jax.jit(fn).trace(*placed)
         compiled = traced.lower(lowering_platforms=("cuda",)).compile()
-    reports = sorted(
-        set(dumps.glob("*.ptxas")) - before, key=lambda path: path.stat().st_mtime_ns
-    )
+    used = compiled.memory_analysis()
+    if used is None:
+        raise RuntimeError("XLA does not say what memory the function needs")
     return Figures(
-        kernels=tuple(map(_read, reports)),
-        hlo_text=compiled.as_text(),
-        temporary=compiled.memory_analysis().temp_size_in_bytes,
+        kernels=_read(dumps),
+        hlo_text=compiled.as_text() or "",
+        temporary=used.temp_size_in_bytes,
     )
 
 
-def _read(report: Path) -> Kernel:
-    """What Mosaic left of one kernel: the report, its scratch memory, its code.
+def _read(dumps: Path) -> tuple[Kernel, ...]:
+    """What Mosaic left of each kernel: the report, its scratch memory, its code.
 
     The assembler knows the block's static memory only; what the kernel asks for when
-    it is launched stands in Mosaic's own list.
+    it is launched stands in Mosaic's own list. Lists and reports are numbered apart;
+    equal kernels have several lists and one report.
     """
-    said = report.read_text()
-    scratch = report.with_suffix(".resources.txt").read_text()
-    used = re.search(r"Used (\d+) registers", said)
-    dynamic = re.search(r"smem_scratch_bytes=(\d+)", scratch)
-    if used is None or dynamic is None:
-        raise RuntimeError(f"no figures in the assembler's report: {said}")
-    barriers = sum(
-        int(each) * int(times)
-        for each, times in re.findall(r"num_barriers=(\d+)[^}]*?\): (\d+)", scratch)
-    )
-    return Kernel(
-        name=re.sub(r"_\d+$", "", report.stem),
-        registers=int(used[1]),
-        spills=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
-        shared_memory=int(dynamic[1]) + 8 * barriers,
-        ptx=report.with_suffix(".ptx").read_text(),
-    )
+    lists: dict[str, str] = {}
+    for path in sorted(dumps.glob("*.resources.txt"), key=_number):
+        # Of equal names the lists follow each other as the reports do.
+        lists.setdefault(_name(path), "")
+        lists[_name(path)] += path.read_text() + "\n"
+    found = []
+    for report in sorted(dumps.glob("*.ptxas"), key=_number):
+        said, name = report.read_text(), _name(report)
+        scratch, _, rest = lists[name].partition("\n")
+        lists[name] = rest or scratch
+        used = re.search(r"Used (\d+) registers", said)
+        dynamic = re.search(r"smem_scratch_bytes=(\d+)", scratch)
+        if used is None or dynamic is None:
+            raise RuntimeError(f"no figures in the assembler's report: {said}")
+        barriers = sum(
+            int(each) * int(times)
+            for each, times in re.findall(r"num_barriers=(\d+)[^}]*?\): (\d+)", scratch)
+        )
+        found.append(
+            Kernel(
+                name=name,
+                registers=int(used[1]),
+                spills=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
+                shared_memory=int(dynamic[1]) + 8 * barriers,
+                ptx=report.with_suffix(".ptx").read_text(),
+            )
+        )
+    return tuple(found)
+
+
+def _name(path: Path) -> str:
+    return re.sub(r"_\d+$", "", path.name.split(".")[0])
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split(".")[0].rpartition("_")[2])
 
 
 def _answer(asked: Path, answered: Path) -> None:
-    cases = pickle.loads(asked.read_bytes())
-    figures = [_compile(fn, shapes, asked.parent) for fn, shapes in cases]
-    answered.write_bytes(pickle.dumps(figures))
+    fn, shapes = pickle.loads(asked.read_bytes())
+    answered.write_bytes(pickle.dumps(_compile(fn, shapes, asked.parent)))
 
 
 def main(words: Sequence[str]) -> None:
-    """Installs the compiler, or compiles the cases in the file that is named."""
+    """Installs the compiler, or compiles the function in the file that is named."""
     if words:
         # Pickled figures name their class by module: not by `__main__`.
         from benchmarks.gpu import aot

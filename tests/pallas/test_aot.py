@@ -13,9 +13,11 @@ REPORT = """ptxas info    : Compiling entry function 'k' for 'sm_90a'
     0 bytes stack frame, 24 bytes spill stores, 8 bytes spill loads
 ptxas info    : Used 63 registers, used 2 barriers, 17 bytes smem
 """
-SCRATCH = """Resources(smem_scratch_bytes=1024, barrier_counts=Counter({
-Barrier(arrival_count=1, num_barriers=4, orders_tensor_core=False): 2,
-Barrier(arrival_count=1, num_barriers=1, orders_tensor_core=False): 1}))"""
+SCRATCH = (
+    "Resources(smem_scratch_bytes=1024, barrier_counts=Counter({"
+    "Barrier(arrival_count=1, num_barriers=4, orders_tensor_core=False): 2, "
+    "Barrier(arrival_count=1, num_barriers=1, orders_tensor_core=False): 1}))"
+)
 
 
 def multiply(x, *, by, interpret=None):
@@ -42,14 +44,17 @@ def total(x):
     return jnp.exp(x).sum()
 
 
-def test_a_report_says_registers_spills_and_shared_memory(tmp_path):
-    (tmp_path / "k_0.ptxas").write_text(REPORT)
-    (tmp_path / "k_0.resources.txt").write_text(SCRATCH)
-    (tmp_path / "k_0.ptx").write_text("code")
-    kernel = aot._read(tmp_path / "k_0.ptxas")
-    assert kernel == aot.Kernel(
+def test_reports_say_registers_spills_and_shared_memory(tmp_path):
+    for number, scratch in ((0, SCRATCH), (2, SCRATCH.replace("1024", "2048"))):
+        (tmp_path / f"k_{number}.resources.txt").write_text(scratch)
+    for number in (0, 1):
+        (tmp_path / f"k_{number}.ptxas").write_text(REPORT)
+        (tmp_path / f"k_{number}.ptx").write_text("code")
+    first, second = aot._read(tmp_path)
+    assert first == aot.Kernel(
         name="k", registers=63, spills=32, shared_memory=1024 + 8 * 9, ptx="code"
     )
+    assert second.shared_memory == 2048 + 8 * 9
 
 
 def test_a_missing_compiler_is_named_with_the_command_that_installs_it(monkeypatch):

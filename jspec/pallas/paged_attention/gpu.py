@@ -1,0 +1,176 @@
+"""Tree attention over a paged cache on Hopper, keys and values read once."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Bool, Float, Int
+
+from jspec.pallas.paged_attention.attend import attend
+from jspec.pallas.paged_attention.merge import merge
+from jspec.pallas.paged_attention.products import pieces_of, split
+from jspec.pallas.paged_attention.tiles import (
+    MULTIPROCESSORS,
+    NODES,
+    ROWS,
+    Tiles,
+    tiles_for,
+)
+
+__all__ = ["paged_attention"]
+
+WIDTHS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {"bfloat16": (64, 128, 256), "float16": (64, 128, 256), "float32": (128,)}
+)
+"""Widths of a head for which shared memory and registers suffice."""
+
+
+def paged_attention(
+    q: Float[Array, "B N H D"],
+    k_pages: Float[Array, "P K S D"],
+    v_pages: Float[Array, "P K S D"],
+    table: Int[Array, "B M"],
+    length: Int[Array, " B"],
+    *,
+    ancestors: Bool[Array, "B N N"] | None,
+    window: int | None,
+    scale: float,
+    block_pages: int,
+    tiles: Tiles | None = None,
+    interpret: Any = None,
+) -> Float[Array, "B N H D"]:
+    """Softmax attention by blocks of tokens (Dao et al. 2022), split over the context.
+
+    What it means is said by its twin in `reference.py`. A block of the grid serves
+    one row and one key head, all query heads and nodes of it at once (or 64 or 128
+    of them, where they are more). It takes every `worker`-th stretch of `split`
+    tokens, brings pages to shared memory one step ahead and leaves the stretch's
+    maximum, weight and mix of values, which `merge` puts together in the order of the
+    text (Flash-Decoding; Dao et al. 2023).
+
+    A row's pages come first in its table: what follows an entry `P` is not read.
+
+    Args:
+      q: queries, rotated.
+      k_pages: keys, rotated.
+      v_pages: values.
+      table: pages of each row; an entry `P` is no page.
+      length: committed tokens of each row.
+      ancestors: `None`: a chain, where node `n` descends from all nodes before it.
+      window: how many positions back a node sees, itself included; `None`: all.
+      scale: of the scores.
+      block_pages: of the twin; the kernel's steps are `tiles.block` tokens.
+      tiles: `None`: a rule of thumb.
+      interpret: `plgpu.InterpretGPUParams()` runs it on a CPU, with plain products.
+    """
+    del block_pages
+    b, n, h, d = q.shape
+    pages, heads, size = k_pages.shape[:3]
+    tokens = table.shape[1] * size
+    group = h // heads
+    if tiles is None:
+        tiles = tiles_for(rows=n * group, width=d, room=tokens, dtype=k_pages.dtype)
+    check(q, k_pages, tiles)
+    height = ROWS * tiles.warpgroups
+    over = pl.cdiv(n * group, height)
+    # One tile's results are stored in whole rows of 8, more tiles' in whole tiles.
+    rows = min(ROWS, pl.cdiv(n * group, 8) * 8) if over * height == ROWS else ROWS
+    total = rows if rows < ROWS else over * height
+
+    queries = q.reshape(b, n, heads, group, d).transpose(0, 2, 1, 3, 4)
+    queries = queries.reshape(b * heads, n * group, d).astype(k_pages.dtype)
+    queries = jnp.pad(queries, ((0, 0), (0, total - n * group), (0, 0)))
+    pieces = pieces_of(k_pages.dtype)
+    pieces = [queries] if pieces == 1 else split(queries, pieces)
+    sight = jnp.repeat(_sight(length, ancestors, (b, n), window), group, axis=2)
+    sight = jnp.pad(sight, ((0, 0), (0, 0), (0, over * height - n * group)))
+    sight = sight.reshape(b, 3, -1, ROWS).transpose(0, 2, 1, 3)
+    written = jnp.minimum(
+        length + n, size * jnp.cumprod(table < pages, axis=1).sum(1, dtype=jnp.int32)
+    )
+    first = jnp.zeros_like(length) if window is None else length - (window - 1)
+    first = jnp.maximum(first, 0) // tiles.block
+    last = jnp.maximum(pl.cdiv(written, tiles.block), first)
+    bounds = jnp.stack([length, written, first, last], axis=1)
+
+    splits = pl.cdiv(tokens, tiles.split)
+    workers = pl.cdiv(2 * MULTIPROCESSORS, b * heads * over)
+    parts = attend(
+        jnp.stack(pieces, axis=1),
+        k_pages.reshape(pages * heads, size, d),
+        v_pages.reshape(pages * heads, size, d),
+        jnp.minimum(table, pages - 1),
+        sight,
+        bounds,
+        heads=heads,
+        splits=splits,
+        workers=min(workers, splits),
+        scale=scale,
+        tiles=tiles,
+        interpret=interpret,
+    )
+    each = tiles.split // tiles.block
+    ends = jnp.stack([first // each, pl.cdiv(last, each)], axis=1)
+    out = merge(*parts, ends, heads=heads, interpret=interpret)
+    out = out[:, : n * group].reshape(b, heads, n, group, d)
+    return out.transpose(0, 2, 1, 3, 4).reshape(b, n, h, d).astype(q.dtype)
+
+
+def check(
+    q: Float[Array, "B N H D"], k_pages: Float[Array, "P K S D"], tiles: Tiles
+) -> None:
+    """Refuses what the kernel was not written for.
+
+    Raises:
+      ValueError: which size or dtype, and what it would have to be.
+    """
+    _, n, h, d = q.shape
+    _, heads, size, _ = k_pages.shape
+    widths = WIDTHS.get(k_pages.dtype.name)
+    if widths is None:
+        raise ValueError(
+            f"the attention kernel takes keys in {', '.join(WIDTHS)}, not in "
+            f"{k_pages.dtype.name}"
+        )
+    if d not in widths:
+        raise ValueError(
+            f"the attention kernel takes heads of {' or '.join(map(str, widths))} "
+            f"numbers in {k_pages.dtype.name}, not of {d}"
+        )
+    if not 1 <= n <= NODES:
+        raise ValueError(
+            f"the attention kernel takes 1 to {NODES} nodes of a row, not {n}"
+        )
+    if h % heads:
+        raise ValueError(f"{h} query heads are not whole groups of {heads} key heads")
+    if size % 8 or (size % tiles.block and tiles.block % size):
+        raise ValueError(
+            f"the attention kernel takes pages of a multiple of 8 tokens that divides "
+            f"or is divided by {tiles.block}, not of {size}"
+        )
+
+
+def _sight(
+    length: Array, ancestors: Array | None, shape: tuple[int, int], window: int | None
+) -> Array:
+    """What each node sees: from which committed token on, and which nodes, as bits.
+
+    The distance of a node from its ancestor is that of their depths, so the window
+    is part of the bits and the kernel need not know any node's depth.
+    """
+    b, n = shape
+    seen = jnp.tri(n, dtype=bool)[None] if ancestors is None else ancestors
+    seen = jnp.broadcast_to(seen, (b, n, n))
+    depth = seen.sum(-1, dtype=jnp.int32) - 1
+    first = jnp.zeros((b, n), jnp.int32)
+    if window is not None:
+        seen &= depth[:, :, None] - depth[:, None, :] < window
+        first = length[:, None] + depth - (window - 1)
+    bits = jnp.pad(seen, ((0, 0), (0, 0), (0, NODES - n))).reshape(b, n, 2, 32)
+    place = jnp.left_shift(jnp.uint32(1), jnp.arange(32, dtype=jnp.uint32))
+    words = jnp.where(bits, place[None, None, None], 0).sum(-1, dtype=jnp.uint32)
+    words = lax.bitcast_convert_type(words, jnp.int32)
+    return jnp.stack([first, words[..., 0], words[..., 1]], axis=1)
