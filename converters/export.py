@@ -12,6 +12,7 @@ import numpy as np
 from converters.config import from_hugging_face, to_hugging_face
 from converters.convert import TOKENIZER_FILES
 from converters.drafters import CONVERTERS
+from converters.drafters.base import Converter
 from converters.families import HUGGING_FACE
 from converters.plans import DTYPES, Report
 from converters.sources import SAFETENSORS
@@ -59,7 +60,7 @@ def export(
     config: Any
     if manifest["kind"] == "drafter":
         method, config, weights = checkpoint.load_drafter(source, **load)
-        written, table = CONVERTERS[method].export(config, manifest["source"])
+        written, table = _converter(method).export(config, manifest["source"])
         copied = {}
     else:
         config, weights = checkpoint.load(source, **load)
@@ -115,13 +116,21 @@ def export(
     )
 
 
+def _converter(method: str) -> Converter:
+    if method not in CONVERTERS:
+        raise ValueError(
+            f"drafters of method {method!r} have no other form to be written in"
+        )
+    return CONVERTERS[method]
+
+
 def exported(source: Path, dtype: str | None = None) -> list[tuple[str, str, str, str]]:
     """What `export` would write: weight, tensor, shape here and dtype of each."""
     manifest = checkpoint.read_manifest(source)
     stored = dtype or manifest["dtype"]
     if manifest["kind"] == "drafter":
         method, config = checkpoint.read_drafter(source)
-        _, table = CONVERTERS[method].export(config, manifest["source"])
+        _, table = _converter(method).export(config, manifest["source"])
         drafter: Any = METHODS[method]
         shapes = drafter.configure(config).weight_shapes()
     else:

@@ -11,8 +11,10 @@ from jspec.drafters.eagle import Eagle
 from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.medusa import Medusa
 from jspec.drafters.mlp_speculator import MLPSpeculator
+from jspec.drafters.multi_eagle import MultiEagle
 from jspec.drafters.ngram import NGram
 from jspec.drafters.pard import PARD
+from jspec.drafters.peagle import PEagle
 from jspec.drafters.plain import Plain
 
 __all__ = ["METHODS", "About", "Drafter", "Memory", "Trained", "View"]
@@ -25,8 +27,10 @@ METHODS: Mapping[str, type[Drafter]] = MappingProxyType[str, type[Drafter]](
         "dflash": DFlash,
         "dspark": DSpark,
         "pard": PARD,
+        "peagle": PEagle,
         "eagle": Eagle,
         "eagle3": Eagle3,
+        "multi_eagle": MultiEagle,
         "medusa": Medusa,
         "mlp_speculator": MLPSpeculator,
     }

@@ -37,7 +37,7 @@ from jspec.models.base import Target
 from jspec.models.layers import linear, norm
 from jspec.rounds import Evidence, Proposal
 
-__all__ = ["Eagle", "EagleConfig"]
+__all__ = ["Eagle", "EagleConfig", "eagle_model"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,27 +187,40 @@ class Eagle:
 
     def _model(self, weights: Any, view: View) -> PairModel:
         sizes = self.config.sizes.narrowed(self.window)
+        return eagle_model(sizes, weights, view.target, sink=self.sink)
 
-        def forward(
-            features: Array, tokens: Array, position: Array, attend: Attend
-        ) -> Array:
-            embedded = borrowed_embedding(weights, view.target, tokens)
-            pair = jnp.concatenate([embedded.astype(features.dtype), features], axis=-1)
-            x = linear(pair, weights["fc"], weights.get("fc_bias"))
-            for l in range(sizes.num_layers):
-                read = x
-                if l > 0:
-                    gain = weights[f"layers.{l}.attention_norm"]
-                    read = norm(x, gain, sizes.norm_eps)
-                x = draft_layer(sizes, weights, l, read, x, position, attend)
-            return x
 
-        return PairModel(
-            sizes=sizes,
-            fuse=lambda taps: target_feature(view.target, taps),
-            forward=forward,
-            feed=lambda hidden: hidden,
-            logits=lambda hidden: borrowed_head(weights, view.target, hidden),
-            ids=None,
-            sink=self.sink,
-        )
+def eagle_model(
+    sizes: LayerSizes,
+    weights: Mapping[str, Array],
+    target: Any,
+    *,
+    sink: int = 0,
+    lag: int = 1,
+) -> PairModel:
+    """The functions of one EAGLE head, on its weights and what the target lends."""
+
+    def forward(
+        features: Array, tokens: Array, position: Array, attend: Attend
+    ) -> Array:
+        embedded = borrowed_embedding(weights, target, tokens)
+        pair = jnp.concatenate([embedded.astype(features.dtype), features], axis=-1)
+        x = linear(pair, weights["fc"], weights.get("fc_bias"))
+        for l in range(sizes.num_layers):
+            read = x
+            if l > 0:
+                gain = weights[f"layers.{l}.attention_norm"]
+                read = norm(x, gain, sizes.norm_eps)
+            x = draft_layer(sizes, weights, l, read, x, position, attend)
+        return x
+
+    return PairModel(
+        sizes=sizes,
+        fuse=lambda taps: target_feature(target, taps),
+        forward=forward,
+        feed=lambda hidden: hidden,
+        logits=lambda hidden: borrowed_head(weights, target, hidden),
+        ids=None,
+        sink=sink,
+        lag=lag,
+    )

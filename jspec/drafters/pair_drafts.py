@@ -148,7 +148,7 @@ def draft_chain(
                 slots,
             )
 
-        hidden = run(model, feature[:, None], token[:, None], place - 1, attend)
+        hidden = run(model, feature[:, None], token[:, None], place - model.lag, attend)
         logits = model.logits(hidden)
         if certain:
             chosen, q = greedy(logits[:, 0]), None
@@ -224,7 +224,7 @@ def draft_tree(
             own = (keys[layer], values[layer])
             return mixed(model, pages, table, length, layer, q, own, seen, place, slots)
 
-        hidden = run(model, feature, tokens, place - 1, attend)
+        hidden = run(model, feature, tokens, place - model.lag, attend)
         logits = model.logits(hidden)
         found = top_candidates(logits, min(width, logits.shape[-1]))
         if model.ids is not None:

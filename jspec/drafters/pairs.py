@@ -34,10 +34,8 @@ __all__ = [
     "mixed",
     "observe_pairs",
     "run",
+    "write_pairs",
 ]
-
-FIRST = 1
-"""The first slot with a pair."""
 
 
 @pytree
@@ -78,6 +76,7 @@ class PairModel:
       logits: hidden states to logits, of the target's tokens or of `ids`.
       ids: the target's ids of the drafter's tokens; `None`: they are the same.
       sink: so many of the first pairs are seen past a layer's window.
+      lag: how far a pair's position is behind its slot, and the first slot with one.
     """
 
     sizes: LayerSizes
@@ -87,6 +86,7 @@ class PairModel:
     logits: Callable[[Array], Array]
     ids: Int[Array, " V"] | None
     sink: int = 0
+    lag: int = 1
 
 
 def empty_pairs(
@@ -110,13 +110,33 @@ def observe_pairs(
     Only keys and values are wanted: of the last layer nothing else is computed.
     """
     assert evidence.features is not None
-    pages: PairPages = memory.pages
+    features = model.fuse(evidence.features)
+    pages, _ = write_pairs(model, memory.pages, evidence, cache, features)
+    return dataclasses.replace(memory, pages=pages)
+
+
+def write_pairs(
+    model: PairModel,
+    pages: PairPages,
+    evidence: Evidence,
+    cache: KVCache,
+    features: Float[Array, "B T E"],
+) -> tuple[PairPages, Float[Array, "B T E"]]:
+    """The pages with the pairs of committed tokens, and the states of those pairs.
+
+    Args:
+      model: the drafter.
+      pages: its own.
+      evidence: the tokens.
+      cache: whose tables address the pages.
+      features: of the tokens; each pair takes that of the token before its own.
+    """
     t = evidence.tokens.shape[1]
-    features = model.fuse(evidence.features).astype(pages.tail.dtype)
+    features = features.astype(pages.tail.dtype)
     start, steps = evidence.start, jnp.arange(t)[None]
     before = pages.newest(cache.table, start)[:, None]
     slot = start[:, None] + steps
-    among = (steps[:, :, None] >= steps[:, None]) & (slot >= FIRST)[:, None]
+    among = (steps[:, :, None] >= steps[:, None]) & (slot >= model.lag)[:, None]
     new: list[tuple[Array, Array]] = []
 
     def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
@@ -124,11 +144,11 @@ def observe_pairs(
         own = (k[:, :t], v[:, :t])
         return mixed(model, pages, cache.table, start, layer, q, own, among, slot, slot)
 
-    run(
+    hidden = run(
         model,
         jnp.concatenate([before, features[:, :-1]], axis=1),
         evidence.tokens,
-        slot - 1,
+        slot - model.lag,
         attend,
     )
     none, size = pages.tail.shape[0], pages.page_size
@@ -142,8 +162,7 @@ def observe_pairs(
         )
 
     tail = write_features(pages.tail, cache.table, evidence, features, size=size)
-    pages = PairPages(k=put(pages.k, 0), v=put(pages.v, 1), tail=tail)
-    return dataclasses.replace(memory, pages=pages)
+    return PairPages(k=put(pages.k, 0), v=put(pages.v, 1), tail=tail), hidden
 
 
 def run(
@@ -182,7 +201,7 @@ def mixed(
     window = model.sizes.window(layer)
     if window is not None:
         near = place[:, :, None] - slots[:, None] < window
-        seen &= near | (slots < FIRST + model.sink)[:, None]
+        seen &= near | (slots < model.lag + model.sink)[:, None]
     size = pages.page_size
     return draft_attention(
         q,
@@ -193,7 +212,7 @@ def mixed(
         length,
         seen=seen,
         place=place,
-        first=FIRST,
+        first=model.lag,
         window=window,
         sink=model.sink,
         scale=model.sizes.head_dim**-0.5,

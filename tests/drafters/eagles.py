@@ -9,6 +9,7 @@ from jspec.drafters.eagle import Eagle, EagleConfig
 from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.eagle3_config import Eagle3Config
 from jspec.drafters.layers import LayerSizes
+from jspec.drafters.multi_eagle import MultiEagle, MultiEagleConfig
 from jspec.models.base import Rope
 
 SIZES = LayerSizes(
@@ -32,6 +33,11 @@ def eagle3(sizes=SIZES, config=None, **options):
     fields = {"vocab_size": 64, "target_hidden_size": 32, "taps": (0, 1, 2)}
     config = Eagle3Config(sizes=sizes, **(fields | (config or {})))
     return Eagle3(config=config, **options)
+
+
+def multi_eagle(modules=3, **options):
+    head = EagleConfig(sizes=SIZES, vocab_size=64)
+    return MultiEagle(config=MultiEagleConfig(head=head, modules=modules), **options)
 
 
 def weights_of(drafter, seed=0, dtype=jnp.float32):
