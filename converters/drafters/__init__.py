@@ -13,6 +13,7 @@ from converters.drafters import (
     medusa,
     mlp_speculator,
     pard,
+    peagle,
 )
 from converters.drafters.base import Converter, DrafterPlan
 from converters.plans import Plan, match
@@ -27,6 +28,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType[str, Converter](
         "medusa": medusa,
         "mlp_speculator": mlp_speculator,
         "pard": pard,
+        "peagle": peagle,
         "dspark": dspark,
         "dflash": dflash,
         "eagle3": eagle3,
