@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Key
 from jspec.rounds import Proposal, Verdict
 from jspec.verify.laws import (
     Law,
+    ahead_of,
     coins_of,
     conclude,
     law_rows,
@@ -60,9 +61,9 @@ def judge_block(
     of_drafts = jax.tree.map(lambda a: a[1:], q)
     linked = jnp.cumprod(parent[1:] == jnp.arange(n - 1)).astype(bool)
     last = linked.sum(dtype=jnp.int32)
-    ahead = jnp.take_along_axis(p[:-1], drafted[:, None], axis=1)[:, 0]
+    ahead = ahead_of(p, tokens)
     worth = _worth(ahead, mass_at(of_drafts, drafted))
-    left = _left(jnp.exp(worth[:-1]), p[:-1], of_drafts, ahead)
+    left = _left(jnp.exp(worth[:-1]), p, of_drafts, ahead)
     nodes = jnp.arange(n)
     bound = left - jnp.expm1(worth[:-1])
     none = bound <= 0
@@ -98,9 +99,9 @@ def _left(worth: Array, p: Array, q: Law, ahead: Array) -> Array:
     """`m_i`: what each prefix leaves to tokens that `q` offers less of."""
     if q is None:
         return worth * jnp.maximum(1 - ahead, 0)
-    scaled = worth[:, None] * p
     if isinstance(q, tuple):
         ids, probs = q
-        shared = jnp.minimum(jnp.take_along_axis(scaled, ids, axis=1), probs)
-        return jnp.maximum(scaled.sum(-1) - shared.sum(-1), 0)
-    return jnp.maximum(scaled - q, 0).sum(-1)
+        nodes = jnp.arange(ids.shape[0])[:, None]
+        shared = jnp.minimum(worth[:, None] * p.at[nodes, ids].get(), probs)
+        return jnp.maximum(worth * p.sum(-1)[:-1] - shared.sum(-1), 0)
+    return jnp.maximum(worth[:, None] * p[:-1] - q, 0).sum(-1)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Key
 from jspec.rounds import Proposal, Verdict
 from jspec.verify.laws import (
     Law,
+    ahead_of,
     coins_of,
     conclude,
     law_rows,
@@ -56,9 +57,8 @@ def verify_fly(
     """
     tokens, parent = offered(proposal, p.shape[-1])
     u, recover, bonus = coins_of(keys, tokens.shape[1])
-    drafted = tokens[:, 1:, None]
     belief = p if belief is None else belief
-    known = jnp.take_along_axis(belief[:, :-1], drafted, axis=2)[..., 0] > 0
+    known = jax.vmap(ahead_of)(belief, tokens) > 0
     forgivable = unsure[:, :-1] & known
 
     def walk(*row: Any) -> tuple[Array, Array, Array]:
@@ -83,7 +83,7 @@ def _walk(
     n = tokens.shape[0]
     drafted = tokens[1:]
     of_drafts = jax.tree.map(lambda a: a[1:], q)
-    ahead = jnp.take_along_axis(p[:-1], drafted[:, None], axis=1)[:, 0]
+    ahead = ahead_of(p, tokens)
     mass = mass_at(of_drafts, drafted)
     linked = jnp.cumprod(parent[1:] == jnp.arange(n - 1)).astype(bool)
     passed = linked & (u[1:] < odds_of(ahead, mass))

@@ -8,6 +8,7 @@ from jspec.rounds import DEAD, Proposal, SparseLaw
 
 __all__ = [
     "Law",
+    "ahead_of",
     "coins_of",
     "conclude",
     "law_rows",
@@ -40,6 +41,12 @@ def law_rows(proposal: Proposal) -> Law:
     if isinstance(q, SparseLaw):
         return jnp.broadcast_to(q.ids, q.probs.shape), q.probs
     return q
+
+
+def ahead_of(p: Float[Array, "N V"], tokens: Int[Array, " N"]) -> Float[Array, " M"]:
+    """What the target gives to each draft of a chain, `M = N - 1` of them."""
+    at = jnp.arange(tokens.shape[0] - 1)
+    return p.at[at, tokens[1:]].get(mode="promise_in_bounds")
 
 
 def mass_at(q: Law, tokens: Int[Array, "*S"]) -> Float[Array, "*S"]:

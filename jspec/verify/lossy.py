@@ -10,6 +10,7 @@ from jaxtyping import Array
 from jspec.rounds import DEAD, Proposal, Verdict
 from jspec.sampling import Sampling, law
 from jspec.verify.fly import top_entropy, verify_fly
+from jspec.verify.laws import ahead_of, offered
 from jspec.verify.synthetic import rates_of_length, verify_synthetic
 from jspec.verify.typical import verify_typical
 from jspec.verify.verification import (
@@ -99,11 +100,9 @@ class Synthetic:
             assert self.length is not None
             rates = rates_of_length(self.length, gamma)
         p = law(logits, sampling)
-        width = logits.shape[-1]
-        drafted = jnp.clip(proposal.tokens[:, 1:, None], 0, width - 1)
-        ahead = jnp.take_along_axis(logits[:, :-1], drafted, axis=2)[..., 0]
-        parent = jnp.where(ahead > -jnp.inf, proposal.parent[:, 1:], DEAD)
-        parent = jnp.concatenate([proposal.parent[:, :1], parent], axis=1)
+        tokens, parent = offered(proposal, logits.shape[-1])
+        possible = jax.vmap(ahead_of)(logits, tokens) > -jnp.inf
+        parent = jnp.where(jnp.pad(possible, ((0, 0), (1, 0))), parent, DEAD)
         proposal = dataclasses.replace(proposal, parent=parent)
         return verify_synthetic(keys, p, proposal, rates=rates)
 

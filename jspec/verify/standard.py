@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, Key
 from jspec.rounds import DEAD, ROOT, Proposal, Verdict
 from jspec.verify.laws import (
     Law,
+    ahead_of,
     coins_of,
     conclude,
     law_rows,
@@ -57,17 +58,18 @@ def walk_tree(
 
     def visit(carry: Any, node: Any) -> Any:
         here, r, refused = carry
-        i, x, above, u, p_here, q = node
+        i, x, above, u = node
+        own = jax.tree.map(lambda a: a[i], q)
         turn = above == here
-        odds = jnp.where(turn, odds_of(r[x], mass_at(q, x)), 0)
+        odds = jnp.where(turn, odds_of(r[x], mass_at(own, x)), 0)
         keep = u < odds
-        left = residual(r, q, x, p[here])
-        r = jnp.where(keep, p_here, jnp.where(turn, left, r))
+        left = residual(r, own, x, p[here])
+        r = jnp.where(keep, p[i], jnp.where(turn, left, r))
         refused = ~keep & (turn | refused)
         return (jnp.where(keep, i, here), r, refused), (keep, odds)
 
     nodes = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    drafted = jax.tree.map(lambda a: a[1:], (nodes, tokens, parent, u, p, q))
+    drafted = (nodes[1:], tokens[1:], parent[1:], u[1:])
     start = (jnp.int32(ROOT), p[ROOT], jnp.bool_(False))
     (_, r, refused), (kept, odds) = jax.lax.scan(visit, start, drafted)
     return jnp.append(True, kept), r, refused, jnp.append(1, odds)
@@ -94,8 +96,7 @@ def walk_chain(
     n = tokens.shape[0]
     drafted = tokens[1:]
     of_drafts = jax.tree.map(lambda a: a[1:], q)
-    ahead = jnp.take_along_axis(p[:-1], drafted[:, None], axis=1)[:, 0]
-    odds = odds_of(ahead, mass_at(of_drafts, drafted))
+    odds = odds_of(ahead_of(p, tokens), mass_at(of_drafts, drafted))
     linked = parent[1:] == jnp.arange(n - 1)
     odds = jnp.where(linked, odds, 0)
     kept = jnp.cumprod(u[1:] < odds).astype(bool)

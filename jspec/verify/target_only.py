@@ -60,7 +60,7 @@ def walk_target_only(
 
     def visit(carry: Any, node: Any) -> Any:
         here, left, spent, refused = carry
-        i, x, above, u, p_here = node
+        i, x, above, u = node
         turn = above == here
         before = jnp.minimum(spent / threshold_acc, 1)
         after = jnp.minimum((spent + left[x]) / threshold_acc, 1)
@@ -70,12 +70,12 @@ def walk_target_only(
         keep = u < odds
         without = left.at[x].set(0)
         spent = jnp.where(keep, 0, jnp.where(turn, spent + left[x], spent))
-        left = jnp.where(keep, p_here, jnp.where(turn, without, left))
+        left = jnp.where(keep, p[i], jnp.where(turn, without, left))
         refused = ~keep & (turn | refused)
         return (jnp.where(keep, i, here), left, spent, refused), (keep, odds)
 
     nodes = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    drafted = jax.tree.map(lambda a: a[1:], (nodes, tokens, parent, u, p))
+    drafted = (nodes[1:], tokens[1:], parent[1:], u[1:])
     start = (jnp.int32(ROOT), p[ROOT], jnp.zeros((), p.dtype), jnp.bool_(False))
     (here, left, _, refused), (kept, odds) = jax.lax.scan(visit, start, drafted)
     r = jnp.where(left.sum() > 0, left, p[here])

@@ -210,6 +210,19 @@ def test_candidates_that_all_rows_and_nodes_share_need_be_written_once():
     np.testing.assert_array_equal(ours.bonus, right.bonus)
 
 
+@pytest.mark.parametrize("q", ["certain", "sparse"])
+@pytest.mark.parametrize("judge", [verify, verify_chain, verify_block])
+def test_no_dense_law_is_built_of_drafts_that_have_none(judge, q):
+    b, n, v, c = 2, 32, 4096, 4
+
+    ids = jnp.zeros((b, n), jnp.int32)
+    sparse = SparseLaw(ids=jnp.zeros((b, n, c), jnp.int32), probs=jnp.zeros((b, n, c)))
+    proposal = Proposal(tokens=ids, parent=ids, q=sparse if q == "sparse" else None)
+    keys = jax.random.split(jax.random.key(0), b)
+    compiled = jax.jit(judge).lower(keys, jnp.zeros((b, n, v)), proposal).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < b * n * v * 4 / 2
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_a_round_without_drafts_is_plain_decoding(name):
     proposal = drafts((-1,), "certain", 300)
