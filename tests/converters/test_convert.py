@@ -228,7 +228,6 @@ def test_a_drafter_is_recognised_and_refused(tiny, tmp_path, changes, what):
     [
         ("d2t", "EAGLE-3"),
         ("fc.weight", "EAGLE"),
-        ("mask_hidden", "P-EAGLE"),
         ("markov_head.weight", "DSpark"),
     ],
 )
