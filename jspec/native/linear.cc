@@ -106,13 +106,13 @@ constexpr int64_t kTask = 64 << 10;    // bytes below which a task is not worth 
 // sum[r, c] += x[r, i] w[i, c] over `n` rows of the matrix and one panel of its columns.
 template <typename H, int R>
 inline void SumPanel(const typename H::X* x, int64_t ldx, const typename H::W* w, int64_t ldw,
-                     int64_t n, float* sum, int64_t lds, int64_t ahead) {
+                     int64_t n, float* sum, int64_t lds, const typename H::W* soon) {
   typename H::Pair sums[R];
   for (int r = 0; r < R; ++r) std::memcpy(&sums[r], sum + r * lds, 2 * kBytes);
   for (int64_t i = 0; i < n; i += H::kDeep) {
     auto panel = H::Panel(w + i * ldw, ldw, i + 1 < n);
     for (int64_t deep = 0; deep < H::kDeep; ++deep) {
-      const char* next = reinterpret_cast<const char*>(w + (i + deep + ahead) * ldw);
+      const char* next = reinterpret_cast<const char*>(soon + (i + deep) * ldw);
       for (int64_t byte = 0; byte < kPanel * int64_t{sizeof(typename H::W)}; byte += 64)
         __builtin_prefetch(next + byte);
     }
@@ -126,8 +126,9 @@ template <typename H>
 void SumColumns(const typename H::X* x, int64_t ldx, int64_t rows, const typename H::W* w,
                 int64_t n, int64_t columns, float* sum) {
   int64_t whole = columns / kPanel * kPanel;
-  // Few rows are read best as a stream; more of them earn a block its place in the cache.
-  int64_t step = rows > kRows ? 64 : sizeof(typename H::W) == 2 && rows > 2 ? 32 : 8;
+  // Rows of the matrix at a time, and how many panels before its use one is fetched.
+  int64_t step = rows > kRows ? 64 : rows > 2 ? 16 : 8;
+  int64_t ahead = (rows > kRows ? 4 : rows > 2 ? 8 : 24) * kPanel;
   std::fill(sum, sum + rows * columns, 0.0f);
   for (int64_t i = 0; i < n; i += step) {
     int64_t m = std::min(step, n - i);
@@ -136,10 +137,13 @@ void SumColumns(const typename H::X* x, int64_t ldx, int64_t rows, const typenam
       for (int64_t c = 0; c < whole; c += kPanel) {
         const typename H::W* ws = w + i * columns + c;
         float* to = sum + r * columns + c;
+        int64_t later = c + ahead;
+        const typename H::W* soon =
+            later < whole ? w + i * columns + later : w + (i + step) * columns + later - whole;
         switch (std::min<int64_t>(kRows, rows - r)) {
 #define ROWS(R)                                                                         \
   case R:                                                                               \
-    if constexpr (R <= kRows) SumPanel<H, R>(xs, ldx, ws, columns, m, to, columns, step); \
+    if constexpr (R <= kRows) SumPanel<H, R>(xs, ldx, ws, columns, m, to, columns, soon); \
     break;
           ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
 #undef ROWS
