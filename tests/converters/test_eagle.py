@@ -8,7 +8,9 @@ import pytest
 from converters import convert, export, plan
 from jspec import checkpoint
 from jspec.drafters import METHODS
+from jspec.testing import tiny_target
 from tests.converters.drafter_files import V, eagle, eagle3, numbers, read, write
+from tests.drafters.eagles import multi_eagle, weights_of
 
 NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}
 LAYOUTS = {
@@ -237,12 +239,6 @@ REFUSED = {
         {},
         "there are 5 taps",
     ),
-    "parallel EAGLE-3": (
-        eagle3(),
-        has("mask_hidden", 1, 1, 96),
-        {},
-        "a P-EAGLE drafter",
-    ),
     "another kind of layer": (
         eagle3(),
         lambda a: None,
@@ -302,6 +298,23 @@ def test_a_checkpoint_of_an_unknown_method_is_refused(tmp_path):
         checkpoint.read_drafter(tmp_path / "jspec")
     with pytest.raises(ValueError, match="kind 'drafter', not a target"):
         checkpoint.read_config(tmp_path / "jspec")
+
+
+def test_a_method_without_another_form_says_so(tmp_path):
+    drafter = multi_eagle()
+    checkpoint.save_drafter(
+        tmp_path / "jspec",
+        "multi_eagle",
+        drafter.config.to_json(),
+        weights_of(drafter),
+        source={},
+    )
+    with pytest.raises(ValueError, match="'multi_eagle' have no other form"):
+        export(tmp_path / "jspec", tmp_path / "back")
+    method, config, weights = checkpoint.load_drafter(tmp_path / "jspec")
+    again = METHODS[method].configure(config)
+    assert again == drafter
+    again.check(weights, tiny_target())
 
 
 def test_r55_a_head_is_found_borrowed_or_missed_as_the_file_says(tmp_path):

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.decode import prefill
 from jspec.drafters import METHODS
 from jspec.params import SamplingParams
 from jspec.testing import GREEDY, Loop, TableTarget, decode, tiny_target
-from tests.drafters.eagles import eagle, eagle3, sized, weights_of
+from tests.drafters.eagles import eagle, eagle3, multi_eagle, sized, weights_of
 
 V = 16
 
@@ -138,24 +139,36 @@ def text_of(loop, row, count):
 
 def pairs_of(loop, row, count):
     """Keys and values of a row's pairs, and the feature of its last token."""
-    own, size = loop.state.memory.pages, loop.layout.page_size
+    memory, size = loop.state.memory.pages, loop.layout.page_size
     table = np.asarray(loop.state.rows.table[row])
-    slots = np.arange(1, count)
-    at = table[slots // size], slice(None), slots % size
-    kept = [np.asarray(a)[at] for a in (*own.k, *own.v)]
-    return [*kept, np.asarray(own.tail)[table[(count - 1) // size]]]
+    kept = []
+    for lag, own in enumerate(memory if isinstance(memory, tuple) else [memory], 1):
+        slots = np.arange(lag, count)
+        at = table[slots // size], slice(None), slots % size
+        kept += [np.asarray(a)[at] for a in (*own.k, *own.v)]
+        if count > lag:
+            kept.append(np.asarray(own.tail)[table[(count - 1) // size]])
+    return kept
 
 
-@pytest.mark.parametrize("width", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_r42_committed_pairs_come_from_the_targets_own_features(width):
+TREE = {"tree_width": 3, "tree_nodes": 8}
+SMALL = {"draft_vocab_size": 40}
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        eagle3(sized(num_layers=2), SMALL, gamma=3),
+        pytest.param(
+            eagle3(sized(num_layers=2), SMALL, gamma=3, **TREE), marks=pytest.mark.slow
+        ),
+        pytest.param(multi_eagle(), marks=pytest.mark.slow),
+    ],
+    ids=["eagle3", "eagle3, a tree", "multi_eagle"],
+)
+def test_r42_committed_pairs_come_from_the_targets_own_features(drafter):
     target = tiny_target()
-    drafter = eagle3(
-        sized(num_layers=2),
-        {"draft_vocab_size": 40},
-        gamma=3,
-        tree_width=width,
-        tree_nodes=8,
-    )
+    drafter = drafter.fit(target)
     weights = weights_of(drafter)
     loop = Loop(target, drafter, weights, rows=3, room=64)
     for row in range(3):
@@ -171,6 +184,42 @@ def test_r42_committed_pairs_come_from_the_targets_own_features(width):
             pairs_of(loop, row, count), pairs_of(fresh, row, count), strict=True
         ):
             np.testing.assert_allclose(ours, right, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        eagle3(config=SMALL, gamma=3),
+        pytest.param(multi_eagle(), marks=pytest.mark.slow),
+    ],
+    ids=["eagle3", "multi_eagle"],
+)
+def test_r40_a_row_on_cached_pages_writes_what_a_fresh_one_writes(drafter):
+    target = tiny_target()
+    drafter = drafter.fit(target)
+    weights, prompt = weights_of(drafter), list(range(1, 18))
+    loop = Loop(target, drafter, weights, rows=2, chunk=16)
+    loop.admit(0, [*prompt[:8], 60, 61])
+    loop.admit(1, [3])
+    table = loop.state.rows.table
+    shared = table.at[1].set(jnp.concatenate([table[0, :2], table[1, :-2]]))
+    rows = dataclasses.replace(
+        loop.state.rows, table=shared, length=loop.state.rows.length.at[1].set(8)
+    )
+    loop.state = prefill(
+        target,
+        weights,
+        dataclasses.replace(loop.state, rows=rows),
+        jnp.array([1]),
+        jnp.array([[*prompt[8:16], *[0] * 8]]),
+        jnp.array([8]),
+        jnp.array([prompt[16]]),
+        drafter=drafter,
+    )
+    fresh = Loop(target, drafter, weights, rows=2, chunk=16, scatter=1)
+    fresh.admit(1, prompt)
+    for ours, right in zip(pairs_of(loop, 1, 16), pairs_of(fresh, 1, 16), strict=True):
+        np.testing.assert_allclose(ours, right, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -211,6 +260,8 @@ def test_r57_the_taps_of_a_shallow_target_must_be_said():
         (lambda: eagle3(config={"taps": (1, 2)}), "are 2, and .* made of 3"),
         (lambda: eagle3(config={"tap_norms": True, "fuse_norm": True}), "exclude"),
         (lambda: eagle3(config={"normed_feed": True, "final_norm": False}), "needs"),
+        (lambda: multi_eagle(gamma=4), r"must lie in 0\.\.3, the modules there are"),
+        (lambda: multi_eagle(modules=0), "modules must be at least 1"),
         (lambda: METHODS["eagle"].configure({"sizes": {}}), "lacks the key"),
         (lambda: METHODS["eagle3"].configure({"norms": 1}), "unknown .* 'norms'"),
     ],

@@ -13,7 +13,7 @@ from jspec.models.base import Rope
 from jspec.rounds import Evidence, SparseLaw
 from jspec.sampling import Sampling
 from jspec.testing import tiny_target
-from tests.drafters.eagles import eagle, eagle3, sized, weights_of
+from tests.drafters.eagles import eagle, eagle3, multi_eagle, sized, weights_of
 
 torch = pytest.importorskip("torch", reason="the second implementation is torch's")
 F = torch.nn.functional
@@ -52,12 +52,13 @@ CASES = {
     "eagle3, wide heads, llama3 rope, mlp biases": eagle3(
         sized(head_dim=16, num_key_heads=1, rope=LLAMA3, mlp_bias=True)
     ),
+    "multi_eagle": multi_eagle(),
     "eagle3, another width": eagle3(
         sized(hidden_size=24, num_heads=2),
         {"own_embedding": True, "draft_vocab_size": 40},
     ),
 }
-QUICK = ("eagle, window and sink as options", "eagle3")
+QUICK = ("eagle, window and sink as options", "eagle3", "multi_eagle")
 COUNTS = ((5, 3), (2, 4))
 """Committed tokens of two rows: of a piece of the prompt, then of a round."""
 
@@ -156,6 +157,8 @@ def fused(drafter, w, target, taps):
 def drafted_laws(drafter, w, target, taps, tokens, drafts):
     """The law of each draft of one text, the drafts before it given."""
     config = drafter.config
+    if hasattr(config, "modules"):
+        return module_laws(drafter, w, target, taps, tokens, drafts)
     features = fused(drafter, w, target, taps)
     tokens, laws = list(tokens), []
     for draft in drafts:
@@ -170,6 +173,20 @@ def drafted_laws(drafter, w, target, taps, tokens, drafts):
         laws.append(logits[0].softmax(-1).numpy())
         fed = out if getattr(config, "normed_feed", False) else h
         features, tokens = torch.cat([features, fed]), [*tokens, int(draft)]
+    return laws
+
+
+def module_laws(drafter, w, target, taps, tokens, drafts):
+    """As `drafted_laws`; module `s` reads what the one before made of each token."""
+    states, tokens, laws = norm(taps, target["norm"]), list(tokens), []
+    for step, draft in enumerate(drafts):
+        prefix = f"modules.{step}."
+        own = {n.removeprefix(prefix): a for n, a in w.items() if n.startswith(prefix)}
+        pair = torch.cat([target["embed"][torch.tensor(tokens[step:])], states], -1)
+        x = pair @ own["fc"] + own["fc_bias"]
+        states = layer(drafter.config.head.sizes, own, 0, x, x, 0, None)
+        laws.append((states[-1] @ target["head"]).softmax(-1).numpy())
+        tokens.append(int(draft))
     return laws
 
 
@@ -201,6 +218,53 @@ def test_the_law_of_every_draft_is_that_of_torch(case):
     drafter = dataclasses.replace(CASES[case].fit(target), gamma=3)
     weights = weights_of(drafter)
     drafter.check(weights, target)
+    proposal, law_after = proposed(drafter, weights, target)
+    q = proposal.q
+    laws = q.probs if isinstance(q, SparseLaw) else q
+    for row in range(2):
+        drafts = np.asarray(proposal.tokens[row, 1:])
+        right = law_after(row, drafts)
+        np.testing.assert_allclose(laws[row, 1:], right, atol=2e-6)
+        if isinstance(q, SparseLaw):
+            assert set(drafts) <= set(np.asarray(weights["ids"]))
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        eagle3(config={"draft_vocab_size": 40}),
+        pytest.param(eagle(window=3, sink=1), marks=pytest.mark.slow),
+    ],
+    ids=["eagle3", "eagle, window and sink"],
+)
+def test_every_node_of_a_tree_is_among_the_likeliest_after_its_path(drafter):
+    target = tiny_target()
+    drafter = dataclasses.replace(
+        drafter.fit(target), gamma=4, tree_width=3, tree_nodes=31
+    )
+    weights = weights_of(drafter)
+    proposal, law_after = proposed(drafter, weights, target)
+    assert proposal.q is None
+    ids = np.asarray(weights["ids"]) if "ids" in weights else np.arange(64)
+    for row in range(2):
+        tokens, parent = np.asarray(proposal.tokens[row]), np.asarray(proposal.parent)
+        depths = []
+        for node in range(1, len(tokens)):
+            path, above = [], parent[row, node]
+            while above > 0:
+                path.insert(0, tokens[above])
+                above = parent[row, above]
+            best = np.argsort(law_after(row, [*path, 0])[-1])[-3:]
+            assert tokens[node] in ids[best]
+            depths.append(len(path) + 1)
+        assert set(depths) == {1, 2, 3, 4}
+
+
+def proposed(drafter, weights, target):
+    """What two rows are drafted, and torch's laws of a row's drafts.
+
+    The rows have observed a piece of a prompt and a round, of different counts.
+    """
     rng = np.random.default_rng(1)
     rows, length = 2, np.zeros(2, np.int32)
     layout, cache = pages_of(target, rows, 16)
@@ -245,11 +309,9 @@ def test_the_law_of_every_draft_is_that_of_torch(case):
         "head": torch.tensor(np.asarray(target.head[...])),
         "norm": torch.tensor(np.asarray(target.norm[...])),
     }
-    q = proposal.q
-    laws = q.probs if isinstance(q, SparseLaw) else q
-    for row in range(rows):
-        drafts = np.asarray(proposal.tokens[row, 1:])
-        right = drafted_laws(
+
+    def law_after(row, drafts):
+        return drafted_laws(
             drafter,
             theirs,
             lent,
@@ -257,6 +319,5 @@ def test_the_law_of_every_draft_is_that_of_torch(case):
             [*texts[row][1:], int(anchor[row])],
             drafts,
         )
-        np.testing.assert_allclose(laws[row, 1:], right, atol=2e-6)
-        if isinstance(q, SparseLaw):
-            assert set(drafts) <= set(np.asarray(weights["ids"]))
+
+    return proposal, law_after
