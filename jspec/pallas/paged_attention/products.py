@@ -55,7 +55,8 @@ def add_product(total: Array, a: Any, b: Any, *, some: Array, interpret: Any) ->
     def sums(total: Any) -> None:
         _accumulate(total, a, b, some=some, transposed=False)
 
-    return pl.run_state(sums)(plgpu.ACC.init(total))
+    added: Any = pl.run_state(sums)(plgpu.ACC.init(total))
+    return added
 
 
 def _accumulate(total: Any, a: Any, b: Any, *, some: Array, transposed: bool) -> None:
