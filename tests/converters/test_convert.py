@@ -210,7 +210,7 @@ def test_a_torch_file_that_holds_code_is_refused(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"speculators_model_type": "peagle"}, "speculators family 'peagle'"),
+        ({"speculators_model_type": "dflash2"}, "speculators family 'dflash2'"),
         ({"model_type": "gemma4_assistant"}, "a Gemma 4 assistant"),
         ({"architectures": ["DFlash2DraftModel"]}, "a DFlash2 drafter"),
         ({"num_nextn_predict_layers": 1}, "MTP modules"),
