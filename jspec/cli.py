@@ -51,6 +51,13 @@ def generate(
     method: Annotated[str, typer.Option(help="See `jspec methods`.")] = "auto",
     drafter: Annotated[str | None, typer.Option(help="The drafter's weights.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.")] = None,
+    draft_sampling: Annotated[
+        str, typer.Option(help="auto, greedy or probabilistic drafts.")
+    ] = "auto",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="A field of the method, `tree_width=4`; may be repeated."),
+    ] = None,
     verification: Annotated[
         str, typer.Option(help="Which drafts are kept; `typical:epsilon=0.1`, say.")
     ] = "standard",
@@ -79,6 +86,8 @@ def generate(
             method=method,
             drafter=drafter,
             num_speculative_tokens=k,
+            draft_sampling=draft_sampling,
+            method_options=_method_options(option),
             verification=verification,
             dtype=dtype,
             max_batch=1,
@@ -88,6 +97,24 @@ def generate(
                 if not raw and server.tokenizer.has_chat_template:
                     asked = [{"role": "user", "content": prompt}]
                 _answer(server, prompt, asked, params, as_json=as_json)
+
+
+def _method_options(given: list[str] | None) -> dict[str, Any] | None:
+    """`NAME=VALUE` each; a value is JSON, or else text."""
+    if not given:
+        return None
+    options: dict[str, Any] = {}
+    for pair in given:
+        name, mark, value = pair.partition("=")
+        if not (name and mark):
+            raise ValueError(f"--option takes NAME=VALUE, not {pair!r}")
+        if name in options:
+            raise ValueError(f"--option {name} is given twice")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
 
 
 def _answer(
@@ -162,6 +189,13 @@ def serve(
     method: Annotated[str, typer.Option(help="See `jspec methods`.")] = "auto",
     drafter: Annotated[str | None, typer.Option(help="The drafter's weights.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="Drafted tokens a round.")] = None,
+    draft_sampling: Annotated[
+        str, typer.Option(help="auto, greedy or probabilistic drafts.")
+    ] = "auto",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="A field of the method, `tree_width=4`; may be repeated."),
+    ] = None,
     verification: Annotated[
         str, typer.Option(help="Which drafts are kept; `typical:epsilon=0.1`, say.")
     ] = "standard",
@@ -204,6 +238,8 @@ def serve(
                 method=method,
                 drafter=drafter,
                 num_speculative_tokens=k,
+                draft_sampling=draft_sampling,
+                method_options=_method_options(option),
                 verification=verification,
                 max_batch=max_batch,
                 max_model_len=max_model_len,
