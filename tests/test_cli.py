@@ -13,6 +13,7 @@ import pytest
 
 import jspec
 from jspec.cli import main
+from jspec.verify import Standard
 from tests.serving import PROMPTS, greedy, write_checkpoint
 
 
@@ -59,11 +60,13 @@ def test_json_is_one_object_a_prompt_and_nothing_else(command, servers, method):
 def test_r68_every_flag_reaches_the_engine(command):
     flags = {"--target": "t", "--method": "ngram", "--drafter": "d", "-k": "3"}
     flags |= {"--dtype": "bfloat16", "--max-tokens": "2", "--temperature": "0.5"}
+    flags |= {"--verification": "block", "--schedule": "adaptive"}
     given = [part for pair in flags.items() for part in pair]
     status, first, _ = command("generate", *given, "--seed", "7", "--json", "hello")
     assert status == 0
     wanted = {"target": "t", "method": "ngram", "drafter": "d", "dtype": "bfloat16"}
-    wanted["num_speculative_tokens"] = 3
+    wanted |= {"num_speculative_tokens": 3, "verification": "block"}
+    wanted |= {"schedule": "adaptive"}
     assert wanted.items() <= command.asked.items()
     again = command("generate", *given, "--seed", "7", "--json", "hello")[1]
     ids = [json.loads(text)["token_ids"] for text in (first, again)]
@@ -77,6 +80,16 @@ def test_text_streams_and_the_last_line_has_the_numbers(command):
     assert out.splitlines()[-1].startswith("[")
     assert "tokens/s, tau" in out.splitlines()[-1]
     assert "100% of drafts accepted" in out.splitlines()[-1]
+
+
+def test_answers_of_a_lossy_run_say_so(command, monkeypatch):
+    monkeypatch.setattr(Standard, "lossy", True)
+    args = ("generate", "--method", "ngram", "--max-tokens", "3", "--raw", "a a a")
+    assert command(*args)[1].endswith(", lossy]\n")
+    assert json.loads(command(*args, "--json")[1])["lossy"] is True
+    monkeypatch.setattr(Standard, "lossy", False)
+    assert "lossy" not in command(*args)[1]
+    assert json.loads(command(*args, "--json")[1])["lossy"] is False
 
 
 def test_a_template_is_used_unless_the_text_is_raw(command):
