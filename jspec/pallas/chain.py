@@ -164,10 +164,14 @@ def judge_certain(
             chance = jnp.exp(logit - top)
             first = (logit == others.top) & (offer < others.best)
             wins = jnp.where((logit > others.top) | first, 1.0, 0.0)
-            p = jnp.where(cold, wins, chance / (chance + mass))
-            rest = jnp.where(cold, 1.0 - wins, mass / (chance + mass))
-            one = jnp.float32(1)
-            return Step(node, p, rest, one, coin(node), coin(node + 1)), one
+            # Where there is no law, no test passes.
+            whole = jnp.where(jnp.abs(top) < jnp.inf, chance + mass, jnp.nan)
+            one = whole / whole
+            p = jnp.where(cold, wins * one, chance / whole)
+            rest = jnp.where(cold, one - wins, mass / whole)
+            certainty = jnp.float32(1)
+            step = Step(node, p, rest, certainty, coin(node), coin(node + 1))
+            return step, top
 
         def offered(node: Array) -> Array:
             return offer_ref[r, jnp.minimum(node, n - 1)] >= 0
@@ -238,6 +242,8 @@ def judge_dense(
             logit = _own(x_ref, r * n + node, offer, hot)
             wins = jnp.where(offer == here.best, 1.0, 0.0)
             p = jnp.where(cold, wins, jnp.exp(logit - lse))
+            # Where there is no law, no test passes.
+            p = jnp.where(jnp.abs(here.top) < jnp.inf, p, jnp.nan)
             drafted = q_ref[
                 r * n + node + 1, lax.div(offer, LANES), lax.rem(offer, LANES)
             ].astype(jnp.float32)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from benchmarks.gpu import aot
 from jspec.pallas.paged_attention import gpu as attention
+from tests.pallas import verification
 
 RECORD = Path(__file__).with_name("figures.json")
 type Case = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -66,6 +67,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "attention, heads of 256": attention_case(width=256),
         "attention, float16": attention_case(dtype=jnp.float16),
         "attention, float32": attention_case(dtype=jnp.float32),
+        **verification.CASES,
     }
 )
 

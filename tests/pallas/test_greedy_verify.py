@@ -11,6 +11,7 @@ from jspec.verify import verify_greedy
 TREE = [DEAD, 0, 0, 1, 2, 4]
 CHAIN = [DEAD, 0, 1, DEAD, 3, 4]
 SMALL = Tiles(chunk=256, stages=2, programs=8)
+twin = jax.jit(greedy_verify)
 
 
 def scene(seed, parent, vocabulary, rows=3):
@@ -30,7 +31,7 @@ def test_the_twin_judges_as_greedy_verification_does(parent):
     tokens = tokens.at[::3, 2].set(0)
     choice = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     right = verify_greedy(choice, Proposal(tokens=tokens, parent=parent))
-    kept, bonus, sound = greedy_verify(logits, tokens, parent)
+    kept, bonus, sound = twin(logits, tokens, parent)
     np.testing.assert_array_equal(kept, right.kept)
     np.testing.assert_array_equal(bonus, right.bonus)
     assert sound.all()
@@ -42,7 +43,7 @@ def test_the_kernel_agrees_with_its_twin_token_by_token(interpreted, parent):
     logits = logits.at[2, 0, jnp.array([5, 300, 639])].set(77)
     tokens = tokens.at[2, 1].set(5)
     ours = interpreted(gpu.greedy_verify, logits, tokens, parent, tiles=SMALL)
-    right = greedy_verify(logits, tokens, parent)
+    right = twin(logits, tokens, parent)
     assert right[0][0].sum() > 2 and right[0][2, 1]
     for a, b in zip(ours, right, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -51,10 +52,10 @@ def test_the_kernel_agrees_with_its_twin_token_by_token(interpreted, parent):
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf, -jnp.inf])
 def test_a_node_without_a_law_ends_the_walk_of_its_row_alone(interpreted, value):
     logits, tokens, parent = scene(2, [DEAD, 0, 1], 384)
-    whole = greedy_verify(logits, tokens, parent)
+    whole = twin(logits, tokens, parent)
     at = jnp.arange(384) if value == -jnp.inf else jnp.array([380])
     broken = logits.at[0, 1, at].set(value)
-    right = greedy_verify(broken, tokens, parent)
+    right = twin(broken, tokens, parent)
     ours = interpreted(gpu.greedy_verify, broken, tokens, parent, tiles=SMALL)
     for a, b, c in zip(ours, right, whole, strict=True):
         np.testing.assert_array_equal(a[1:], c[1:])
@@ -68,8 +69,9 @@ def test_a_vocabulary_that_cannot_be_cut_is_refused():
     logits, tokens, parent = scene(3, CHAIN, 130)
     with pytest.raises(ValueError, match="whole 128 ids, not 130"):
         greedy_verify(logits, tokens, parent, implementation="gpu")
+    narrow = logits[:, :, :128].astype(jnp.float8_e4m3fn)
     with pytest.raises(ValueError, match="reads bfloat16"):
-        gpu.greedy_verify(logits[:, :, :128].astype(jnp.int8), tokens, parent)
+        gpu.greedy_verify(narrow, tokens, parent)
     with pytest.raises(ValueError, match="no implementation 'triton'"):
         greedy_verify(logits, tokens, parent, implementation="triton")
 

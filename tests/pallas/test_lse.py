@@ -3,7 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.gpu import aot
 from jspec.pallas.lse import summarise
+from tests.pallas.test_reads import reads
 
 
 @pytest.mark.parametrize("vocabulary", [5, 640, 128256])
@@ -25,3 +27,10 @@ def test_ties_go_to_the_lowest_id_and_broken_rows_show():
     assert found.best.tolist()[:2] == [3, 400]
     assert found.top.tolist() == [7, jnp.inf, -jnp.inf, 0]
     assert found.lse[3] == 0 and not jnp.isfinite(found.lse[1:3]).any()
+
+
+@pytest.mark.aot
+@pytest.mark.slow
+def test_plain_xla_reads_the_logits_once_for_all_three_on_a_gpu():
+    logits = jax.ShapeDtypeStruct((8, 5, 128256), jnp.bfloat16)
+    assert reads(aot.compile_for(summarise, logits).hlo_text) == 1

@@ -14,6 +14,11 @@ SMALL = Tiles(chunk=256, stages=2, programs=8)
 P = jnp.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]])
 Q = jnp.array([[1.0, 0.0, 0.0], [0.2, 0.6, 0.2], [0.4, 0.1, 0.5]])
 
+twin = jax.jit(rejection_verify)
+run = jax.jit(
+    functools.partial(gpu.rejection_verify, tiles=SMALL), static_argnames="interpret"
+)
+
 
 def chains(rows, nodes):
     return jnp.tile(jnp.arange(nodes, dtype=jnp.int32)[None] - 1, (rows, 1))
@@ -55,9 +60,7 @@ def test_emitted_tokens_follow_the_target_law():
     ).astype(jnp.int32)
     hot = jnp.full((b,), 2.0)
     for law in (q, None):
-        judged = rejection_verify(
-            logits, hot, tokens, chains(b, 3), *noise(1, b, 3), q=law
-        )
+        judged = twin(logits, hot, tokens, chains(b, 3), *noise(1, b, 3), q=law)
         accepted, bonus, sound = judged
         first = jnp.where(accepted > 0, tokens[:, 1], bonus)
         second = jnp.where(accepted > 1, tokens[:, 2], bonus)
@@ -75,9 +78,7 @@ def test_at_temperature_0_chains_are_judged_greedily():
     cold = jnp.zeros((4,))
     kept, right, _ = greedy_verify(logits, tokens, parent)
     for law in (None, q):
-        accepted, bonus, _ = rejection_verify(
-            logits, cold, tokens, parent, coins, uniform, q=law
-        )
+        accepted, bonus, _ = twin(logits, cold, tokens, parent, coins, uniform, q=law)
         np.testing.assert_array_equal(accepted, kept.sum(1) - 1)
         np.testing.assert_array_equal(bonus, right)
 
@@ -89,28 +90,35 @@ def test_the_kernel_agrees_with_its_twin_token_by_token(interpreted, dense):
     inputs[3] = inputs[3].at[3, 2].set(DEAD)
     inputs[4] = inputs[4].at[0, 1].set(0.999)
     law = {"q": q} if dense else {}
-    right = rejection_verify(*inputs, **law)
-    run = functools.partial(gpu.rejection_verify, tiles=SMALL, **law)
-    for a, b in zip(interpreted(run, *inputs), right, strict=True):
+    right = twin(*inputs, **law)
+    for a, b in zip(interpreted(run, *inputs, **law), right, strict=True):
         np.testing.assert_array_equal(a, b)
     assert right[0][1] == 3 and right[0][3] <= 1
 
 
+@pytest.mark.slow
 def test_the_kernel_draws_plainly_where_nothing_was_drafted(interpreted):
     inputs, _ = scene(5, nodes=1, vocabulary=384)
-    ours = interpreted(gpu.rejection_verify, *inputs, tiles=SMALL)
-    right = rejection_verify(*inputs)
+    ours = interpreted(run, *inputs)
+    right = twin(*inputs)
     for a, b in zip(ours, right, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_broken_row_is_said_to_be_and_leaves_its_neighbours_alone(interpreted):
-    (logits, *others), _ = scene(6, rows=3, nodes=3, vocabulary=384)
+@pytest.mark.slow
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("hot", [0.0, 1.0])
+def test_a_broken_row_is_said_to_be_and_leaves_its_neighbours_alone(
+    interpreted, dense, hot
+):
+    (logits, _, tokens, *others), q = scene(6, rows=3, nodes=3, vocabulary=384)
+    law = {"q": q} if dense else {}
+    others = [jnp.full((3,), hot), tokens.at[1, 1].set(0), *others]
     others[3] = jnp.zeros_like(others[3])
-    whole = rejection_verify(logits, *others)
-    logits = logits.at[0, 1, 380].set(jnp.nan).at[1, 0].set(-jnp.inf)
-    right = rejection_verify(logits, *others)
-    ours = interpreted(gpu.rejection_verify, logits, *others, tiles=SMALL)
+    whole = twin(logits, *others, **law)
+    logits = logits.at[0, 1, tokens[0, 2]].set(jnp.nan).at[1, 0].set(-jnp.inf)
+    right = twin(logits, *others, **law)
+    ours = interpreted(run, logits, *others, **law)
     for accepted, bonus, sound in (ours, right):
         assert accepted.tolist()[:2] == [1, 0]
         assert sound.tolist() == [False, False, True]
@@ -118,6 +126,7 @@ def test_a_broken_row_is_said_to_be_and_leaves_its_neighbours_alone(interpreted)
         assert (accepted[2], bonus[2]) == (whole[0][2], whole[1][2])
 
 
+@pytest.mark.slow
 def test_logits_far_apart_leave_the_residual_its_weight(interpreted):
     logits = jnp.full((1, 2, 384), -jnp.inf).at[0, 0, 5].set(80.0)
     logits = logits.at[0, 0, jnp.array([9, 300])].set(0.0).at[0, 1, 2].set(0)
@@ -125,6 +134,6 @@ def test_logits_far_apart_leave_the_residual_its_weight(interpreted):
     tokens = jnp.array([[0, 5]], jnp.int32)
     coins = jnp.array([[2.0]])
     inputs = (logits, one, tokens, chains(1, 2), coins, 0.75 * one)
-    assert rejection_verify(*inputs)[1].tolist() == [300]
-    ours = interpreted(gpu.rejection_verify, *inputs, tiles=SMALL)
+    assert twin(*inputs)[1].tolist() == [300]
+    ours = interpreted(run, *inputs)
     assert ours[1].tolist() == [300]

@@ -57,7 +57,14 @@ def test_a_token_without_weight_is_never_drawn(interpreted, u):
     assert ours.tolist() == expected
 
 
-@pytest.mark.parametrize("case", ["dense", "certain", "law"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("dense", marks=pytest.mark.slow),
+        pytest.param("certain", marks=pytest.mark.slow),
+        "law",
+    ],
+)
 def test_the_kernel_agrees_with_its_twin_token_by_token(interpreted, case):
     b, v = 4, 640
     logits = 3 * jax.random.normal(jax.random.key(2), (b, v), jnp.bfloat16)

@@ -34,7 +34,7 @@ def greedy_verify(
     """The twin's meaning, in two kernels.
 
     Floor: the logits once, `B N V` of their dtype. Moved: the same and 8 bytes a chunk
-    of 2048, written and read: 1.002 of it. Plain `jnp` reads the logits once too, in
+    of 2048, written and read: 1.004 of it. Plain `jnp` reads the logits once too, in
     more kernels; what is won here are launches.
     """
     check_vocabulary("greedy_verify", logits)
