@@ -93,7 +93,6 @@ def block_verify(
             CERTAIN, logits, temperature, offers, coins, uniform, **options
         )
     judged = judge_dense(DENSE, logits, temperature, q, offers, coins, **options)
-    options["from_law"] = False
     inputs = (logits, q, temperature, judged.residual)
     sums = sum_residual(*inputs, **options)
     accepted = longest_passing(

@@ -54,7 +54,6 @@ def rejection_verify(
             STANDARD, logits, temperature, offers, coins, uniform, **options
         )
     judged = judge_dense(STANDARD, logits, temperature, q, offers, coins, **options)
-    options["from_law"] = False
     inputs = (logits, q, temperature, judged.residual)
     sums = sum_residual(*inputs, **options)
     entry = jnp.zeros_like(judged.accepted)

@@ -70,16 +70,20 @@ def residual_draw(
         weight=ones[:, None],
         lse=ones[:, None] if lse is None else lse[:, None],
     )
-    options = {
-        "from_law": lse is None,
-        "tiles": tiles,
-        "interpret": interpret,
-    }
+    options = {"from_law": lse is None, "interpret": interpret}
     laws = (p[:, None], None if q is None else q[:, None])
     hot = ones if temperature is None else temperature
-    sums = sum_residual(*laws, hot, residual, **options)
+    sums = sum_residual(*laws, hot, residual, tiles=tiles, **options)
     return draw_residual(
-        *laws, hot, residual, sums, start[:, 0], uniform, absent, **options
+        *laws,
+        hot,
+        residual,
+        sums,
+        start[:, 0],
+        uniform,
+        absent,
+        tiles=tiles,
+        **options,
     )
 
 
@@ -103,8 +107,8 @@ def sum_residual(
     temperature: Float[Array, " B"],
     residual: Residual,
     *,
-    from_law: bool,
     tiles: Tiles,
+    from_law: bool = False,
     interpret: Any = None,
 ) -> tuple[Float[Array, "B M C"], Float[Array, "B M C"]]:
     """Of every chunk: the sum of what is left, and of the law itself."""
@@ -164,8 +168,8 @@ def draw_residual(
     uniform: Float[Array, " B"],
     forced: Int[Array, "B M"],
     *,
-    from_law: bool,
     tiles: Tiles,
+    from_law: bool = False,
     interpret: Any = None,
 ) -> Int[Array, " B"]:
     """One token a row, of the residual `entry`; where `forced` is an id, that one."""
@@ -189,8 +193,8 @@ def draw_residual(
         plain = load_entries(law_ref.at[r, entry], chunks, 0.0)
 
         def weigh(ids: Array, p: Array, *q: Array) -> Array:
-            q = q[0] if q else None
-            law, left = remains(p, q, ids, hot_ref[r], of, v, from_law)
+            against = q[0] if q else None
+            law, left = remains(p, against, ids, hot_ref[r], of, v, from_law)
             return either(bare, ids, law, left)
 
         sources = [
