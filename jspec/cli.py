@@ -58,6 +58,9 @@ def generate(
         list[str] | None,
         typer.Option(help="A field of the method, `tree_width=4`; may be repeated."),
     ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="K by load: a file of entries, or `adaptive`.")
+    ] = None,
     verification: Annotated[
         str, typer.Option(help="Which drafts are kept; `typical:epsilon=0.1`, say.")
     ] = "standard",
@@ -88,6 +91,7 @@ def generate(
             num_speculative_tokens=k,
             draft_sampling=draft_sampling,
             method_options=_method_options(option),
+            schedule=schedule,
             verification=verification,
             dtype=dtype,
             max_batch=1,
@@ -196,6 +200,9 @@ def serve(
         list[str] | None,
         typer.Option(help="A field of the method, `tree_width=4`; may be repeated."),
     ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="K by load: a file of entries, or `adaptive`.")
+    ] = None,
     verification: Annotated[
         str, typer.Option(help="Which drafts are kept; `typical:epsilon=0.1`, say.")
     ] = "standard",
@@ -240,6 +247,7 @@ def serve(
                 num_speculative_tokens=k,
                 draft_sampling=draft_sampling,
                 method_options=_method_options(option),
+                schedule=schedule,
                 verification=verification,
                 max_batch=max_batch,
                 max_model_len=max_model_len,
