@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from jspec.drafters.plugins import register as register
     from jspec.params import Chunk as Chunk
     from jspec.params import Completion as Completion
     from jspec.params import SamplingParams as SamplingParams
@@ -26,6 +27,7 @@ __all__ = [
     "Speculation",
     "Usage",
     "methods",
+    "register",
     "serve",
 ]
 
@@ -39,6 +41,7 @@ _HOMES = {
     "Speculation": "jspec.params",
     "Usage": "jspec.params",
     "methods": "jspec.server.methods",
+    "register": "jspec.drafters.plugins",
     "serve": "jspec.server.local",
 }
 

@@ -9,6 +9,7 @@ whether a row ignores its neighbours, and whether one more round compiles nothin
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -22,8 +23,10 @@ from jspec import models
 from jspec.cache import CacheLayout, KVCache, empty_pages
 from jspec.decode import STOPS, DecodeState, Emission, Finish, Rows
 from jspec.drafters import METHODS
-from jspec.drafters.base import About, Drafter, Memory, View
+from jspec.drafters.base import About, Drafter, HostDrafter, Memory, View
 from jspec.drafters.draft_model import DraftModel
+from jspec.drafters.given import sides
+from jspec.engine.host import ask
 from jspec.models.base import ModelConfig, Rope, Seen, Target
 from jspec.models.layers import embed
 from jspec.models.llama import Decoder
@@ -292,7 +295,12 @@ class Loop:
         quick: bool = True,
         verification: Verification = steps.STANDARD,
     ) -> None:
-        self.target, self.drafter, self.weights = target, drafter, weights
+        drafter.check(weights, target)
+        self.target, self.weights = target, weights
+        self.drafter, self.host = sides(drafter)
+        self.memory = None if self.host is None else self.host.init()
+        self.texts: dict[int, int] = {}
+        self._names = itertools.count()
         self.verification = verification
         self.chunk = chunk
         self.step = _round[quick]
@@ -303,8 +311,9 @@ class Loop:
             pages=rows * each + 1 if pages is None else pages,
             page_size=page_size,
         )
-        drafter.check(weights, target)
-        state = steps.init_state(target, drafter, weights, self.layout, target.dtype)
+        state = steps.init_state(
+            target, self.drafter, weights, self.layout, target.dtype
+        )
         self.state: DecodeState = dataclasses.replace(
             state,
             pages=_poisoned(state.pages),
@@ -363,19 +372,47 @@ class Loop:
                 np.array([prompt[start + len(piece)]], np.int32),
                 drafter=self.drafter,
             )
+        self.tell(row, prompt)
+
+    def tell(self, row: int, prompt: Sequence[int]) -> None:
+        """Tells a host drafter of a new text, in a row that may have had another."""
+        if self.host is None:
+            return
+        if row in self.texts:
+            self.host.leave(self.memory, self.texts[row])
+        self.texts[row] = next(self._names)
+        self.host.admit(self.memory, self.texts[row], prompt)
 
     def round(self, rows: Sequence[int] | None = None) -> Emission:
         """One round of `rows`, all by default; what it emitted, on the host."""
-        chosen = range(self.layout.rows) if rows is None else rows
+        chosen = list(range(self.layout.rows) if rows is None else rows)
         self.state, emission = self.step(
             self.target,
-            self.weights,
+            self.weights if self.host is None else self._ask(chosen),
             self.state,
-            np.array(list(chosen), np.int32),
+            np.array(chosen, np.int32),
             drafter=self.drafter,
             verification=self.verification,
         )
-        return cast(Emission, jax.device_get(emission))
+        emission = cast(Emission, jax.device_get(emission))
+        for i, row in enumerate(chosen):
+            if self.host is not None and row in self.texts and emission.count[i]:
+                new = emission.tokens[i, : emission.count[i]].tolist()
+                self.host.observe(self.memory, self.texts[row], new)
+        return emission
+
+    def _ask(self, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """A host drafter's drafts, as wide as its `gamma`."""
+        assert self.host is not None
+        gamma = self.host.gamma
+        tokens = np.zeros((len(rows), gamma), np.int32)
+        parent = np.full((len(rows), gamma), DEAD, np.int32)
+        known = [i for i, row in enumerate(rows) if row in self.texts]
+        texts = [self.texts[rows[i]] for i in known]
+        drafts = ask(self.host, self.memory, texts, [gamma] * len(texts))
+        width = drafts[0].shape[1]
+        tokens[known, :width], parent[known, :width] = drafts
+        return tokens, parent
 
 
 def _poisoned(tree: Any) -> Any:
@@ -613,6 +650,8 @@ def sample(
         if greedy_every:
             cold[::greedy_every] = True
         loop.state = _spread(loop.state, table, seeds, cold)
+        for row in range(1, batch):
+            loop.tell(row, prompt)
         texts = np.zeros((batch, first + budget + 1), np.int32)
         length = np.zeros(batch, np.int32)
         while length.min() < first:
@@ -697,7 +736,7 @@ PROMPTS = ([1, 2, 3, 1, 2, 3, 1, 2], [5] * 11 + [7], [9], [4, 8])
 
 
 def check_method(
-    drafter: Drafter,
+    drafter: Drafter | HostDrafter,
     weights: Any,
     target: Any,
     *,
@@ -736,7 +775,7 @@ def _check_memory(drafter: Any, weights: Any) -> None:
             lambda a: (a.shape, a.dtype),
             jax.eval_shape(
                 lambda weights, gamma=gamma: dataclasses.replace(
-                    drafter, gamma=gamma
+                    sides(drafter)[0], gamma=gamma
                 ).init(weights, layout),
                 weights,
             ),

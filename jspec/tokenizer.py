@@ -148,6 +148,10 @@ class Tokenizer:
             return piece.replace("▁", " ").encode()
         return piece.encode()
 
+    def is_added(self, token: int) -> bool:
+        """Whether an id was added to the vocabulary, as special tokens are."""
+        return token in self._added
+
     def fingerprint(self) -> str:
         """The same for two tokenizers just when every id is the same token in both."""
         digest = hashlib.sha256()

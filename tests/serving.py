@@ -104,6 +104,11 @@ class Servers:
     KINDS: ClassVar = {
         "plain": {"method": "none"},
         "ngram": {"method": "ngram", "method_options": {"shortest": 1}},
+        "suffix": {
+            "method": "suffix",
+            "method_options": {"min_token_prob": 0.0, "max_spec_factor": 2.0},
+            "k": 8,
+        },
         "self": {"method": "draft_model", "drafter": "target"},
         "near": {"method": "draft_model", "drafter": "near"},
         "self 1": {

@@ -120,7 +120,12 @@ def test_what_cannot_work_is_refused_in_one_sentence(refusals, target, call, why
 
 @pytest.mark.parametrize(
     ("kind", "method", "k"),
-    [("plain", "none", 0), ("ngram", "ngram", 4), ("self 1", "draft_model", 1)],
+    [
+        ("plain", "none", 0),
+        ("ngram", "ngram", 4),
+        ("suffix", "suffix", 8),
+        ("self 1", "draft_model", 1),
+    ],
 )
 def test_r68_the_engine_runs_what_was_asked_for(servers, kind, method, k):
     server = servers[kind]
@@ -131,7 +136,12 @@ def test_r68_the_engine_runs_what_was_asked_for(servers, kind, method, k):
 
 
 def test_r68_every_method_that_is_listed_can_be_built(servers):
-    kinds = {"none": "plain", "ngram": "ngram", "draft_model": "self"}
+    kinds = {
+        "none": "plain",
+        "ngram": "ngram",
+        "suffix": "suffix",
+        "draft_model": "self",
+    }
     listed = {method.name for method in jspec.methods()}
     assert {name for name in listed if not hasattr(METHODS[name], "configure")} == set(
         kinds

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jspec.drafters.base import About, Drafter, Memory, Trained, View
+from jspec.drafters.base import (
+    About,
+    Drafter,
+    HostDraft,
+    HostDrafter,
+    Memory,
+    Trained,
+    View,
+)
 from jspec.drafters.dflash import DFlash
 from jspec.drafters.draft_model import DraftModel
 from jspec.drafters.dspark import DSpark
@@ -16,22 +24,36 @@ from jspec.drafters.ngram import NGram
 from jspec.drafters.pard import PARD
 from jspec.drafters.peagle import PEagle
 from jspec.drafters.plain import Plain
+from jspec.drafters.suffix import Suffix
 
-__all__ = ["METHODS", "About", "Drafter", "Memory", "Trained", "View"]
+__all__ = [
+    "LISTED",
+    "METHODS",
+    "About",
+    "Drafter",
+    "HostDraft",
+    "HostDrafter",
+    "Memory",
+    "Trained",
+    "View",
+]
 
-METHODS: Mapping[str, type[Drafter]] = MappingProxyType[str, type[Drafter]](
-    {
-        "none": Plain,
-        "ngram": NGram,
-        "draft_model": DraftModel,
-        "dflash": DFlash,
-        "dspark": DSpark,
-        "pard": PARD,
-        "peagle": PEagle,
-        "eagle": Eagle,
-        "eagle3": Eagle3,
-        "multi_eagle": MultiEagle,
-        "medusa": Medusa,
-        "mlp_speculator": MLPSpeculator,
-    }
-)
+LISTED: dict[str, type[Drafter] | type[HostDrafter]] = {
+    "none": Plain,
+    "ngram": NGram,
+    "suffix": Suffix,
+    "draft_model": DraftModel,
+    "dflash": DFlash,
+    "dspark": DSpark,
+    "pard": PARD,
+    "peagle": PEagle,
+    "eagle": Eagle,
+    "eagle3": Eagle3,
+    "multi_eagle": MultiEagle,
+    "medusa": Medusa,
+    "mlp_speculator": MLPSpeculator,
+}
+"""The methods of this version, and behind them what `jspec.register` adds."""
+
+METHODS: Mapping[str, type[Drafter] | type[HostDrafter]] = MappingProxyType(LISTED)
+"""The table that everyone reads."""

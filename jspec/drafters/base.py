@@ -1,7 +1,7 @@
 """What a drafter is: one frozen dataclass, three pure methods."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from jaxtyping import Array, Int, Key
@@ -12,7 +12,7 @@ from jspec.rounds import Evidence, Proposal
 from jspec.sampling import Sampling
 from jspec.tree import pytree
 
-__all__ = ["About", "Drafter", "Memory", "Trained", "View"]
+__all__ = ["About", "Drafter", "HostDraft", "HostDrafter", "Memory", "Trained", "View"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,4 +144,69 @@ class Trained(Drafter, Protocol):
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Exactly the weights that the configuration needs, by dotted name."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostDraft:
+    """What a host drafter offers one text.
+
+    Attributes:
+      tokens: ids, at most as many as were asked for; none: nothing is offered.
+      parent: of each token, the node it follows: 0 is the anchor, `i` the `i`-th
+        token, counted from 1. `None`: a chain.
+    """
+
+    tokens: Sequence[int] = ()
+    parent: Sequence[int] | None = None
+
+
+class HostDrafter(Protocol):
+    """A drafter in plain Python: the verbs of `Drafter`, outside `jit`.
+
+    A frozen dataclass too; what changes lives in the memory that `init` makes, any
+    object of its own. Its drafts are certain. All calls come from the engine's thread,
+    and a text is named by a number that no other text of that memory ever has.
+
+    The engine must read a round before it can ask for the next one, so device and host
+    take turns: a round lasts as long as both together. No other method pays for that.
+    """
+
+    about: ClassVar[About]
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def gamma(self) -> int:
+        """Drafted tokens a round, those of all branches together."""
+        ...
+
+    @property
+    def branching(self) -> bool:
+        """Whether a draft may be more than a chain."""
+        ...
+
+    def check(self, weights: Any, target: Target) -> None:
+        """Raises `ValueError` if it cannot draft for this target."""
+        ...
+
+    def init(self) -> Any:
+        """Memory of no text."""
+        ...
+
+    def admit(self, memory: Any, text: int, prompt: Sequence[int]) -> None:
+        """A text begins with its prompt; the prompt's last token is the anchor."""
+        ...
+
+    def propose(
+        self, memory: Any, texts: Sequence[int], gammas: Sequence[int]
+    ) -> Sequence[HostDraft]:
+        """Drafts what may follow the newest token of each text, so many tokens each."""
+        ...
+
+    def observe(self, memory: Any, text: int, tokens: Sequence[int]) -> None:
+        """A text went on with these tokens; the last one is the anchor now."""
+        ...
+
+    def leave(self, memory: Any, text: int) -> None:
+        """A text has ended; nothing is said of it any more."""
         ...

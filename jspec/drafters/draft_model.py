@@ -31,6 +31,8 @@ class DraftModel:
       draft_sampling: "greedy" drafts the likeliest token, with certainty;
         "probabilistic" draws from the draft's law, through the row's own temperature
         and filters, and reports that law.
+      vocabulary: "same" demands the target's tokens; "shared" drafts with those that
+        both tokenizers have (see `translated`).
     """
 
     about: ClassVar[About] = About(
@@ -43,6 +45,7 @@ class DraftModel:
     )
     gamma: int = 4
     draft_sampling: Literal["greedy", "probabilistic"] = "probabilistic"
+    vocabulary: Literal["same", "shared"] = "same"
     feature_layers = ()
     branching = False
 
@@ -54,6 +57,10 @@ class DraftModel:
             raise ValueError(
                 f"draft_sampling must be 'greedy' or 'probabilistic', not "
                 f"{self.draft_sampling!r}"
+            )
+        if self.vocabulary not in ("same", "shared"):
+            raise ValueError(
+                f"vocabulary must be 'same' or 'shared', not {self.vocabulary!r}"
             )
 
     def check(self, weights: Any, target: Target) -> None:

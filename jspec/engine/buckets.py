@@ -15,6 +15,7 @@ from jspec import decode
 from jspec.decode import DecodeState
 from jspec.drafters.base import Drafter
 from jspec.models.base import Target
+from jspec.rounds import DEAD
 from jspec.verify import Verification
 
 __all__ = ["Buckets", "Executables", "powers"]
@@ -69,7 +70,8 @@ class Executables:
     """One compiled program per shape; nothing is traced after they are made.
 
     Weights are flattened once: a module of some hundred arrays costs milliseconds to
-    flatten at every call, a tuple of them a tenth of that.
+    flatten at every call, a tuple of them a tenth of that. With `given`, rounds take
+    what the host drafted in the place of the drafter's weights.
     """
 
     def __init__(
@@ -81,8 +83,10 @@ class Executables:
         buckets: Buckets,
         *,
         verification: Verification = decode.STANDARD,
+        given: bool = False,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
+        self.given = given
         self.buckets = buckets
         self.seconds: dict[str, float] = {}
         self._leaves, treedef = jax.tree.flatten((target, weights))
@@ -99,6 +103,15 @@ class Executables:
             def run(leaves: tuple[Any, ...], state: DecodeState, *args: Any) -> Any:
                 target, weights = jax.tree.unflatten(treedef, leaves)
                 return step(target, weights, state, *args)
+
+            return run
+
+        def with_drafts(step: Callable[..., Any]) -> Callable[..., Any]:
+            def run(
+                leaves: tuple[Any, ...], state: DecodeState, rows: Any, drafts: Any
+            ) -> Any:
+                target, _ = jax.tree.unflatten(treedef, leaves)
+                return step(target, drafts, state, rows)
 
             return run
 
@@ -132,17 +145,18 @@ class Executables:
         round = {}
         for gamma in buckets.gammas:
             drafting = dataclasses.replace(drafter, gamma=gamma)
-            step = with_weights(
-                functools.partial(
-                    decode.decode_round, drafter=drafting, verification=verification
-                )
+            step = functools.partial(
+                decode.decode_round, drafter=drafting, verification=verification
             )
+            step = with_drafts(step) if given else with_weights(step)
             for batch in buckets.batch:
+                drafts = _no_drafts(batch, gamma)
                 round[gamma, batch] = self._compile(
                     f"round K={gamma} batch={batch}",
                     step,
                     (shardings, None),
                     np.zeros(batch, np.int32),
+                    *((drafts,) if given else ()),
                     weights=True,
                 )
 
@@ -206,13 +220,35 @@ class Executables:
         )
 
     def round(
-        self, state: DecodeState, rows: Sequence[int], gamma: int
+        self,
+        state: DecodeState,
+        rows: Sequence[int],
+        gamma: int,
+        drafts: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> tuple[DecodeState, decode.Emission]:
-        """Decodes one round of the rows named."""
+        """Decodes one round of the rows named.
+
+        Args:
+          state: donated.
+          rows: which.
+          gamma: of the executable.
+          drafts: tokens and parents of the rows' drafts, of at most `gamma` nodes;
+            where drafts come from the host, and nowhere else.
+        """
         size = Buckets.fit(len(rows), self.buckets.batch, "a batch of")
         padded = np.full(size, state.rows.anchor.shape[0], np.int32)
         padded[: len(rows)] = rows
-        return self._round[gamma, size](self._leaves, state, padded)
+        if not self.given:
+            return self._round[gamma, size](self._leaves, state, padded)
+        put = _no_drafts(size, gamma)
+        for whole, part in zip(put, drafts or (), strict=False):
+            whole[: part.shape[0], : part.shape[1]] = part
+        return self._round[gamma, size](self._leaves, state, padded, put)
+
+
+def _no_drafts(batch: int, gamma: int) -> tuple[np.ndarray, np.ndarray]:
+    shape = (batch, gamma)
+    return np.zeros(shape, np.int32), np.full(shape, DEAD, np.int32)
 
 
 def _shape(a: Any) -> jax.ShapeDtypeStruct:

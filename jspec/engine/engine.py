@@ -21,8 +21,9 @@ from jspec.decode import (
     Finish,
     spare_slots,
 )
-from jspec.drafters.base import Drafter
+from jspec.drafters.base import Drafter, HostDrafter
 from jspec.engine.buckets import Buckets, Executables
+from jspec.engine.host import HostSide
 from jspec.engine.pages import PagePool
 from jspec.engine.request import Emitted, Request
 from jspec.engine.scheduler import Admission, Plan, Scheduler
@@ -97,6 +98,7 @@ class Engine:
         prefix_cache: bool = True,
         seed: int = 0,
         choose: Callable[[int, int], int] | None = None,
+        host: HostDrafter | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         """Compiles every shape.
@@ -114,6 +116,8 @@ class Engine:
           seed: of requests that have none.
           choose: drafted tokens of the next round, from (batch, median context);
             `None`: always the drafter's `gamma`.
+          host: drafts outside the device, where `drafter` offers what it is given.
+            Then a round is read before the next is dispatched.
           progress: told of every executable: its name, how many are done, of how many.
         """
         spare = spare_slots(target, drafter, weights, state)
@@ -140,8 +144,10 @@ class Engine:
             state,
             buckets,
             verification=verification,
+            given=host is not None,
             progress=progress,
         )
+        self.host = None if host is None else HostSide(host)
         self._state: DecodeState | None = state
         self._pool = PagePool(layout.pages, layout.page_size, prefix_cache)
         self.scheduler = Scheduler(
@@ -253,16 +259,12 @@ class Engine:
         self._arrived.clear()
         while self._inbox:
             self._inbox.popleft()()
+        waited = 0.0 if self.host is None else self._finish()
         plan = self.scheduler.plan()
         planned = time.perf_counter()
         running = None if plan.empty else (plan, self._dispatch(plan))
         dispatched = time.perf_counter()
-        waited = 0.0
-        if self._pending is not None:
-            plan, emission = self._pending
-            emitted = [] if emission is None else self._read(plan, emission)
-            waited = time.perf_counter() - dispatched
-            self._settle(plan, emitted)
+        waited += self._finish()
         self._pending = running
         counters = self.counters
         counters.dispatch_seconds += dispatched - planned
@@ -270,6 +272,18 @@ class Engine:
         counters.host_seconds += (
             time.perf_counter() - dispatched - waited + planned - started
         )
+
+    def _finish(self) -> float:
+        """Reads and settles the round in flight; how many seconds it waited for it."""
+        if self._pending is None:
+            return 0.0
+        began = time.perf_counter()
+        plan, emission = self._pending
+        self._pending = None
+        emitted = [] if emission is None else self._read(plan, emission)
+        waited = time.perf_counter() - began
+        self._settle(plan, emitted)
+        return waited
 
     def fail(self, error: str) -> None:
         """Ends every request after a fault of ours."""
@@ -294,10 +308,13 @@ class Engine:
             )
         emission = None
         if plan.rows:
-            gamma = self._round_gamma(plan)
+            gamma, drafts = self._round_gamma(plan), None
+            if self.host is not None:
+                drafts = self.host.draft(plan.requests, gamma)
+                gamma = Buckets.fit(drafts[0].shape[1], self.buckets.gammas, "a draft")
             self.counters.rounds += 1
             self.counters.gammas[gamma] += 1
-            state, emission = self.executables.round(state, plan.rows, gamma)
+            state, emission = self.executables.round(state, plan.rows, gamma, drafts)
         self._state = state
         return emission
 

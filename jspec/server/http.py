@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jspec.params import Chunk, Completion
 from jspec.server.http_answers import DONE, Writer, error_body, event
+from jspec.server.http_corpora import Corpora
 from jspec.server.http_metrics import Metrics
 from jspec.server.http_requests import Asked, Refusal, parse
 from jspec.server.local import Handle, Server, _singles
@@ -71,18 +72,21 @@ class Service:
         self._live: set[Handle] = set()
         self._metrics = Metrics(server.metrics)
         self._created = int(time.time())
-        routes = {
+        corpora = Corpora(server, self._read)
+        routes: dict[str, tuple[Any, ...]] = {
             "/v1/completions": (self._completions, "POST"),
             "/v1/chat/completions": (self._chat, "POST"),
             "/v1/models": (self._models, "GET"),
             "/v1/models/{model:path}": (self._model, "GET"),
+            "/v1/corpora": (corpora.listed, "GET"),
+            "/v1/corpora/{name}": (corpora.one, "PUT", "DELETE"),
             "/health": (self._health, "GET"),
             "/metrics": (self._show_metrics, "GET"),
         }
         inner = Starlette(
             routes=[
-                Route(path, endpoint, methods=[method])
-                for path, (endpoint, method) in routes.items()
+                Route(path, endpoint, methods=methods)
+                for path, (endpoint, *methods) in routes.items()
             ],
             exception_handlers={
                 Refusal: _refuse,

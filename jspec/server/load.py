@@ -10,10 +10,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec import checkpoint, models
 from jspec.decode import DecodeState
+from jspec.drafters.translated import translate
 from jspec.mesh import ShardingRules, sharding_of
+from jspec.server.vocabularies import shared_tokens, stand_ins
 from jspec.tokenizer import Tokenizer
 
 __all__ = ["load_model", "load_weights", "pick_dtype", "place_state"]
+
+SHARED = "method 'draft_model' with method_options={'vocabulary': 'shared'}"
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
@@ -76,6 +80,7 @@ def load_weights(
     dtype: Any,
     like: Any,
     mesh: Mesh | None,
+    shared: int | None = None,
 ) -> Any:
     """What a method drafts with: a language model, or a drafter's arrays by name.
 
@@ -87,6 +92,8 @@ def load_weights(
       dtype: of a language model; `None`: as in its checkpoint.
       like: the target's dtype, in which a drafter reads the target's features.
       mesh: the target's devices.
+      shared: draft with a language model's tokens that are among the target's first
+        so many, and no others. `None`: it must have the same tokens.
 
     Raises:
       ValueError: the checkpoint is not whole, or has other tokens.
@@ -96,11 +103,23 @@ def load_weights(
         return checkpoint.load_drafter(
             path, dtype=like, sharding=lambda name, shape: whole
         )[2]
-    difference = tokenizer.first_difference(Tokenizer(path))
-    if difference is not None:
-        raise ValueError(f"the drafter's tokenizer is not the target's: {difference}")
+    theirs = Tokenizer(path)
+    difference = tokenizer.first_difference(theirs)
+    if difference is not None and shared is None:
+        raise ValueError(
+            f"the drafter's tokenizer is not the target's: {difference}; "
+            f"{SHARED} drafts with the tokens that both have"
+        )
     undivided = ShardingRules(vocab=None, heads=None, key_heads=None, mlp=None)
-    return load_model(path, dtype=dtype, mesh=mesh, rules=undivided)
+    model = load_model(path, dtype=dtype, mesh=mesh, rules=undivided)
+    if difference is None or shared is None:
+        return model
+    both = shared_tokens(tokenizer, theirs, shared)
+    heard = stand_ins(tokenizer, theirs, both, shared)
+    translated = translate(model, both, heard, shared)
+    if mesh is None:
+        return translated
+    return jax.device_put(translated, NamedSharding(mesh, PartitionSpec()))
 
 
 def place_state(

@@ -28,6 +28,7 @@ from jspec.cache import CacheLayout
 from jspec.checkpoint import read_config
 from jspec.decode import init_state, spare_slots
 from jspec.drafters import Drafter
+from jspec.drafters.given import sides
 from jspec.engine.buckets import Buckets, powers
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
@@ -37,6 +38,7 @@ from jspec.params import (
     SamplingParams,
     refuse_unsupported,
 )
+from jspec.server.corpora import CorpusState, Documents, Shelf
 from jspec.server.load import load_model, load_weights, pick_dtype, place_state
 from jspec.server.methods import Asked, fitted
 from jspec.server.stream import TextReader, TextStream
@@ -162,6 +164,8 @@ class Server:
         self.settings = dict(defaults)
         self.start_seconds = dict(seconds)
         self._engine = engine
+        memory = None if engine.host is None else engine.host.memory
+        self._shelf = Shelf(memory, tokenizer, engine.config.tokens)
         self._ids = itertools.count()
         self._closing = False
         self._failed: str | None = None
@@ -304,6 +308,40 @@ class Server:
                 yield chunk
         finally:
             handle.abort()
+
+    def add_corpus(
+        self, name: str, documents: Documents, *, wait: bool = False
+    ) -> None:
+        """Gives the drafter documents to go on from; they never change what is said.
+
+        Args:
+          name: to list and remove it by.
+          documents: texts or token ids, or the path of a file: .jsonl with a JSON
+            string a line, or else one text.
+          wait: return when it is loaded, and not at once.
+
+        Raises:
+          ValueError: the method drafts from no corpora, the name is taken, or these are
+            no documents; with `wait`, also what went wrong in loading them.
+        """
+        thread = self._shelf.add(name, documents)
+        if wait:
+            thread.join()
+            for corpus in self._shelf.states():
+                if corpus.name == name and corpus.error is not None:
+                    raise ValueError(corpus.error)
+
+    def remove_corpus(self, name: str) -> None:
+        """Forgets a corpus, whether it is loaded yet or not.
+
+        Raises:
+          ValueError: there is none of that name.
+        """
+        self._shelf.remove(name)
+
+    def corpora(self) -> tuple[CorpusState, ...]:
+        """The corpora that were added, and how far they are."""
+        return self._shelf.states()
 
     def metrics(self) -> dict[str, Any]:
         """Counters since the start, and what is there now."""
@@ -500,11 +538,18 @@ def serve(
         weights = model
     elif drafter_path is not None:
         weights = load_weights(
-            drafter_path, tokenizer, dtype=dtype, like=model.dtype, mesh=mesh
+            drafter_path,
+            tokenizer,
+            dtype=dtype,
+            like=model.dtype,
+            mesh=mesh,
+            shared=model.config.tokens if _translates(drafting) else None,
         )
     drafting = fitted(drafting, model)
     drafting.check(weights, model)
     check_pair(rule, name, branching=drafting.branching, gamma=drafting.gamma)
+    spelled = repr(drafting)
+    drafting, host = sides(drafting)
     if rule.lossy:
         LOG.warning(
             "verification %s is lossy: texts need not follow the target's law",
@@ -531,11 +576,13 @@ def serve(
     state = place_state(
         init_state(model, drafting, weights, layout, model.dtype), model, mesh, None
     )
+    # What the host offers is known before the round: a short draft takes a short round.
+    steps = powers(drafting.gamma, 4) if host is not None and drafting.gamma else ()
     largest = min(PROMPT_CHUNKS[-1], room)
     buckets = Buckets(
         batch=powers(max_batch),
         prompt=(*(size for size in PROMPT_CHUNKS if size < largest), largest),
-        gammas=tuple(sorted({0, drafting.gamma})),
+        gammas=tuple(sorted({0, drafting.gamma, *steps})),
     )
     with _compiling(show) as progress:
         engine = Engine(
@@ -549,6 +596,7 @@ def serve(
             verification=rule,
             prefix_cache=prefix_cache,
             seed=seed,
+            host=host,
             progress=progress,
         )
     compiled = time.perf_counter()
@@ -560,7 +608,7 @@ def serve(
             "target": str(target),
             "method": name,
             "drafter": None if drafter is None else str(drafter),
-            "drafting": repr(drafting),
+            "drafting": spelled,
             "verification": spell(rule),
             "lossy": rule.lossy,
             "max_batch": max_batch,
@@ -604,6 +652,11 @@ def _refuse(target: Any, schedule: Any, lora: Any, mesh: Any) -> None:
         raise ValueError(
             "lora= is not supported in this version: merge the adapter into the target"
         )
+
+
+def _translates(drafter: Any) -> bool:
+    """Whether a method drafts with a language model of another vocabulary."""
+    return getattr(drafter, "vocabulary", "same") == "shared"
 
 
 def _spare(model: Any, drafting: Drafter, weights: Any, page_size: int) -> int:

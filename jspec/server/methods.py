@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jspec.checkpoint import read_drafter, read_manifest
-from jspec.drafters import METHODS, Drafter
+from jspec.drafters import METHODS
+from jspec.drafters.plugins import load_plugins
 from jspec.params import UNSUPPORTED
 from jspec.verify import VERIFICATIONS
 
@@ -44,7 +45,8 @@ class Method:
 
 
 def methods() -> tuple[Method, ...]:
-    """Every method of this version."""
+    """Every method of this version, and those of plug-ins behind them."""
+    load_plugins()
     listed = []
     requests = tuple(
         f"a request's {field} ({reason}) is refused"
@@ -90,7 +92,7 @@ def _default_gamma(drafter: Any) -> int:
     return drafter.gamma
 
 
-def _trained(kind: type[Drafter]) -> bool:
+def _trained(kind: Any) -> bool:
     """Whether a method reads drafters' checkpoints, and not language models."""
     return hasattr(kind, "configure")
 
@@ -115,8 +117,13 @@ class Asked:
 
     def __post_init__(self) -> None:
         """Refuses what needs no checkpoint to be refused."""
+        failed = load_plugins()
         known = ("auto", *METHODS)
         if not isinstance(self.method, str) or self.method not in known:
+            if isinstance(self.method, str) and self.method in failed:
+                raise ValueError(
+                    f"method {self.method!r} is not available: {failed[self.method]}"
+                )
             raise ValueError(
                 f"method {self.method!r} is not known; known are {', '.join(known)}"
             )
@@ -137,7 +144,7 @@ class Asked:
             raise ValueError(f"method {name!r} needs drafter=, {wanted}")
         self._fields(name)
 
-    def build(self, path: Path | None) -> tuple[str, Drafter]:
+    def build(self, path: Path | None) -> tuple[str, Any]:
         """The method's name and the drafter.
 
         Args:
@@ -204,7 +211,7 @@ class Asked:
         return fields
 
 
-def fitted(drafter: Drafter, target: Any) -> Drafter:
+def fitted(drafter: Any, target: Any) -> Any:
     """The drafter with what its checkpoint leaves to the target filled in."""
     fit = getattr(drafter, "fit", None)
     return drafter if fit is None else fit(target)

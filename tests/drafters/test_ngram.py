@@ -45,6 +45,7 @@ def drafts(text, **options):
         ([1, 2, 1], {"gamma": 3, "shortest": 1}, [2, 1, 2]),
         ([9], {"gamma": 3, "shortest": 1}, []),
         ([1, 2, 1, 2], {"gamma": 0}, []),
+        ([1, 2, 3, *range(10, 43), 1, 2], {"gamma": 1}, [3]),
     ],
     ids=str,
 )
