@@ -214,10 +214,10 @@ def attend(
             )
             plgpu.barrier_arrive(done.at[slot])
 
-            @pl.when((me == 0) & (step + stages < end))
+            @pl.when(me == 0)
             def _():
                 plgpu.barrier_wait(done.at[slot])
-                fetch(step + stages, pages)
+                pl.when(step + stages < end)(lambda: fetch(step + stages, pages))
 
             # Read one step ahead of their use.
             return mixed, higher, total, pages_of(step + stages + 1)
@@ -237,8 +237,7 @@ def attend(
             @pl.when(part == 0)
             def _():
                 for i, its in enumerate((top, total)):
-                    to = sums_ref.at[queries, split, tile, i]
-                    plgpu.store(to, its, optimized=False)
+                    sums_ref[queries, split, tile, i] = its
 
             mixed_s[group, part] = mixed
             plgpu.commit_smem()
