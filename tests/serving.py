@@ -107,6 +107,7 @@ class Servers:
         "suffix": {
             "method": "suffix",
             "method_options": {"min_token_prob": 0.0, "max_spec_factor": 2.0},
+            "max_batch": 2,
             "k": 8,
         },
         "self": {"method": "draft_model", "drafter": "target"},

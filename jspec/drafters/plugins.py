@@ -23,7 +23,7 @@ BUILTIN = frozenset(METHODS)
 LOG = logging.getLogger("jspec")
 
 
-def register(name: str, drafter_type: type[Any]) -> None:
+def register(name: str, drafter_type: Any) -> None:
     """Makes a drafter of yours a method like any other, under a name of its own.
 
     Args:

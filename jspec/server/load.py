@@ -1,6 +1,7 @@
 """From a checkpoint directory to a model on its devices."""
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from jspec.server.vocabularies import shared_tokens, stand_ins
 from jspec.tokenizer import Tokenizer
 
 __all__ = ["load_model", "load_weights", "pick_dtype", "place_state"]
+
+LOG = logging.getLogger("jspec")
 
 SHARED = "method 'draft_model' with method_options={'vocabulary': 'shared'}"
 
@@ -115,6 +118,12 @@ def load_weights(
     if difference is None or shared is None:
         return model
     both = shared_tokens(tokenizer, theirs, shared)
+    if 2 * len(both) < shared:
+        LOG.warning(
+            "the draft model has %d of the target's %d tokens; it drafts no others",
+            len(both),
+            shared,
+        )
     heard = stand_ins(tokenizer, theirs, both, shared)
     translated = translate(model, both, heard, shared)
     if mesh is None:

@@ -55,7 +55,7 @@ def test_a_name_is_given_once():
         jspec.register("mine", NGram)
 
 
-@pytest.mark.parametrize("name", ["", "Mine", "a b", "1x", None, "a-b"])
+@pytest.mark.parametrize("name", ["", "Mine", "a b", "1x", "a-b"])
 def test_names_are_plain(name):
     with pytest.raises(ValueError, match="a method's name is small letters"):
         jspec.register(name, Mine)

@@ -1,7 +1,5 @@
 """Drafting with a language model that has another vocabulary."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -85,12 +83,6 @@ def test_the_four_lossless_questions():
 def test_an_empty_intersection_is_refused():
     with pytest.raises(ValueError, match="have no token in common"):
         translate(table(7), {}, HEARD, 6)
-
-
-def test_other_words_for_a_vocabulary_are_refused():
-    with pytest.raises(ValueError, match="must be 'same' or 'shared', not 'any'"):
-        DraftModel(vocabulary="any")
-    assert dataclasses.replace(DraftModel(), gamma=0).vocabulary == "same"
 
 
 def tokenizer(folder, **changes):
