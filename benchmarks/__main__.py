@@ -20,6 +20,9 @@ def main(
         str, typer.Option(help="jspec's: none,ngram; empty for peers alone.")
     ] = "none,ngram",
     k: Annotated[str, typer.Option("--k", "-k", help="Drafted tokens a round.")] = "4",
+    schedule: Annotated[
+        str | None, typer.Option(help="jspec's K by load: a file, or `adaptive`.")
+    ] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
     dtype: Annotated[str, typer.Option(help="float32,bfloat16")] = "float32",
     prompts: Annotated[str, typer.Option(help="NAME:COUNT,…")] = "summaries:4",
@@ -74,8 +77,15 @@ def main(
         if json:
             run.save(result, json)
 
+    if schedule is not None and Path(schedule).is_file():
+        schedule = str(Path(schedule).resolve())
     result = run.bench(
-        config, model, progress=console.is_terminal, logs=logs, keep=keep
+        config,
+        model,
+        options=None if schedule is None else {"schedule": schedule},
+        progress=console.is_terminal,
+        logs=logs,
+        keep=keep,
     )
     if figure:
         report.figure(result, figure)

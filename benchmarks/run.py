@@ -127,6 +127,14 @@ def contestants(
 Starter = Callable[..., client.Worker]
 
 
+def _options(contestant: Contestant, options: dict[str, Any]) -> dict[str, Any]:
+    """Those for jspec, without a schedule where there is nothing to schedule."""
+    if contestant.engine != "jspec":
+        return {}
+    drafts = contestant.method != "none"
+    return {name: one for name, one in options.items() if drafts or name != "schedule"}
+
+
 def bench(
     config: Config,
     model: Model,
@@ -147,7 +155,7 @@ def bench(
       config: what to run.
       model: the weights in every engine's form.
       tokenizer: of the prompts; the model's own when `None`.
-      options: keyword arguments for `jspec.serve`.
+      options: keyword arguments for `jspec.serve`; plain decoding gets no `schedule`.
       start: makes a worker; another one in tests.
       progress: shows a bar.
       logs: where workers' stderr goes; a temporary folder when `None`.
@@ -189,7 +197,7 @@ def bench(
                 threads=config.threads,
                 max_batch=max(config.batches),
                 max_model_len=_rounded_up(longest + config.max_tokens + 32, 256),
-                options=(options or {}) if contestant.engine == "jspec" else {},
+                options=_options(contestant, options or {}),
             )
             try:
                 clock = machine.Stopwatch()

@@ -16,7 +16,11 @@ type Aggregate = Literal["median", "mean", "max"]
 
 
 class Controller(Protocol):
-    """Chooses K; the engine's `choose` is `controller.k`."""
+    """Chooses K, round by round; the engine takes one.
+
+    One that also has `overload`, with the method `observe` of `correction.Overload`, is
+    told before every choice how full the engine is.
+    """
 
     @property
     def palette(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jspec.cache import CacheLayout
+from jspec.control.base import Controller, Static
 from jspec.decode import (
     STANDARD,
     STOPS,
@@ -57,6 +58,7 @@ class Counters:
       wait_seconds: spent waiting for the device.
       host_seconds: spent on everything else while there was work.
       gammas: rounds by drafted tokens.
+      switches: rounds whose drafted tokens differ from those of the round before.
     """
 
     requests: collections.Counter[str] = dataclasses.field(
@@ -75,6 +77,7 @@ class Counters:
     gammas: collections.Counter[int] = dataclasses.field(
         default_factory=collections.Counter
     )
+    switches: int = 0
 
 
 class Engine:
@@ -97,7 +100,7 @@ class Engine:
         verification: Verification = STANDARD,
         prefix_cache: bool = True,
         seed: int = 0,
-        choose: Callable[[int, int], int] | None = None,
+        controller: Controller | None = None,
         host: HostDrafter | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
@@ -114,8 +117,9 @@ class Engine:
           verification: which drafts are kept.
           prefix_cache: whether prompts that begin alike share pages.
           seed: of requests that have none.
-          choose: drafted tokens of the next round, from (batch, median context);
-            `None`: always the drafter's `gamma`.
+          controller: chooses the drafted tokens of each round from batch and median
+            context, and is told one round late what was accepted; `None`: always the
+            drafter's `gamma`.
           host: drafts outside the device, where `drafter` offers what it is given.
             Then a round is read before the next is dispatched.
           progress: told of every executable: its name, how many are done, of how many.
@@ -132,7 +136,8 @@ class Engine:
         self.layout = layout
         self.buckets = buckets
         self.counters = Counters()
-        self._choose = choose or (lambda batch, context: self.gamma)
+        self._controller = controller or Static(self.gamma)
+        self._last_gamma: int | None = None
         self._seed = seed
         self._unseeded = 0
         self._vocab = target.config.vocab_size
@@ -161,7 +166,7 @@ class Engine:
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._arrived = threading.Event()
         self._stops: dict[int, tuple[int, ...]] = {}
-        self._pending: tuple[Plan, Emission | None] | None = None
+        self._pending: tuple[Plan, int, Emission | None] | None = None
 
     @property
     def free_pages(self) -> int:
@@ -262,7 +267,7 @@ class Engine:
         waited = 0.0 if self.host is None else self._finish()
         plan = self.scheduler.plan()
         planned = time.perf_counter()
-        running = None if plan.empty else (plan, self._dispatch(plan))
+        running = None if plan.empty else (plan, *self._dispatch(plan))
         dispatched = time.perf_counter()
         waited += self._finish()
         self._pending = running
@@ -278,11 +283,11 @@ class Engine:
         if self._pending is None:
             return 0.0
         began = time.perf_counter()
-        plan, emission = self._pending
+        plan, k, emission = self._pending
         self._pending = None
         emitted = [] if emission is None else self._read(plan, emission)
         waited = time.perf_counter() - began
-        self._settle(plan, emitted)
+        self._settle(plan, emitted, k)
         return waited
 
     def fail(self, error: str) -> None:
@@ -294,7 +299,7 @@ class Engine:
             self.scheduler.fail(request.id, error)
             self.counters.requests["error"] += 1
 
-    def _dispatch(self, plan: Plan) -> Emission | None:
+    def _dispatch(self, plan: Plan) -> tuple[int, Emission | None]:
         state = self._state
         assert state is not None, "the state was lost in a step that failed"
         self._state = None
@@ -306,24 +311,35 @@ class Engine:
             state = self.executables.prefill(
                 state, piece.row, piece.tokens, piece.following
             )
-        emission = None
+        k, emission = 0, None
         if plan.rows:
-            gamma, drafts = self._round_gamma(plan), None
+            k = gamma = self._round_gamma(plan)
+            drafts = None
             if self.host is not None:
                 drafts = self.host.draft(plan.requests, gamma)
                 gamma = Buckets.fit(drafts[0].shape[1], self.buckets.gammas, "a draft")
             self.counters.rounds += 1
             self.counters.gammas[gamma] += 1
+            self.counters.switches += self._last_gamma not in (None, gamma)
+            self._last_gamma = gamma
             state, emission = self.executables.round(state, plan.rows, gamma, drafts)
         self._state = state
-        return emission
+        return k, emission
 
     def _round_gamma(self, plan: Plan) -> int:
         """The controller's choice, but no more than any row of the round may use."""
-        asked = [request.params.num_speculative_tokens for request in plan.requests]
-        most = max(self.gamma if own is None else own for own in asked)
-        chosen = min(self._choose(plan.batch, plan.context), most)
+        overload = getattr(self._controller, "overload", None)
+        if overload is not None:
+            used = 1 - self._pool.available / self._pool.pages
+            waiting = self.scheduler.waiting
+            overload.observe(kv_usage=100 * used, preempted=0, queue=waiting)
+        most = max(self._allowed(request) for request in plan.requests)
+        chosen = min(self._controller.k(plan.batch, plan.context), most)
         return Buckets.fit(chosen, self.buckets.gammas, "num_speculative_tokens")
+
+    def _allowed(self, request: Request) -> int:
+        own = request.params.num_speculative_tokens
+        return self.gamma if own is None else own
 
     def _admit(self, state: DecodeState, admission: Admission) -> DecodeState:
         request, grant = admission.request, admission.grant
@@ -388,7 +404,7 @@ class Engine:
             for i in range(plan.batch)
         ]
 
-    def _settle(self, plan: Plan, emitted: list[Emitted]) -> None:
+    def _settle(self, plan: Plan, emitted: list[Emitted], k: int) -> None:
         before = [request.delivered for request in plan.requests]
         counted = [request.speculation for request in plan.requests]
         for request, one in zip(plan.requests, emitted, strict=True):
@@ -404,3 +420,11 @@ class Engine:
             counters.accepted += now.accepted - was.accepted
         for request in ended:
             counters.requests[str(request.finish_reason)] += 1
+        # A text that ended and a request that allows less have shown less than K.
+        shown = [
+            one.accepted
+            for request, one in zip(plan.requests, emitted, strict=True)
+            if not request.finished and self._allowed(request) >= k
+        ]
+        if shown:
+            self._controller.update(shown, plan.batch, k)

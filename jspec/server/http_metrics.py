@@ -27,6 +27,7 @@ GROWING = frozenset(
         "requests",
         "rounds",
         "rounds_by_num_speculative_tokens",
+        "num_speculative_tokens_switches",
         "emitted_tokens",
         "drafted_tokens",
         "accepted_tokens",

@@ -41,6 +41,7 @@ from jspec.params import (
 from jspec.server.corpora import CorpusState, Documents, Shelf
 from jspec.server.load import load_model, load_weights, pick_dtype, place_state
 from jspec.server.methods import Asked, fitted
+from jspec.server.schedule import make_controller, spell_schedule
 from jspec.server.stream import TextReader, TextStream
 from jspec.targets import cache_folder, resolve
 from jspec.tokenizer import Tokenizer
@@ -354,6 +355,7 @@ class Server:
             "requests": dict(counters.requests),
             "rounds": counters.rounds,
             "rounds_by_num_speculative_tokens": dict(counters.gammas),
+            "num_speculative_tokens_switches": counters.switches,
             "emitted_tokens": counters.emitted,
             "drafted_tokens": counters.drafted,
             "accepted_tokens": counters.accepted,
@@ -479,7 +481,11 @@ def serve(
       drafter: the method's weights, named as `target` is; a drafter's checkpoint is
         converted once as well.
       num_speculative_tokens: K, drafted tokens a round; `None`: the method's default.
-      schedule: must be `None`: K does not vary by load in this version.
+      schedule: K of each round by batch and context: 3-tuples `(batch_low,
+        batch_high, K)` and 5-tuples `(…, context_low, context_high, K)`, the path of a
+        file of vLLM, SGLang or depthchart, "adaptive", or a controller of
+        `jspec.control`; none of its K above `num_speculative_tokens`. `None`: always
+        `num_speculative_tokens`.
       verification: which drafts are kept. "standard", "block" (chains) and
         "target_only" keep the target's law exactly; "synthetic", "typical" and "fly"
         are lossy. Fields stand behind the name, as in "typical:epsilon=0.1", or
@@ -505,7 +511,7 @@ def serve(
       ValueError: the arguments, the checkpoint or their combination cannot work.
     """
     started = time.perf_counter()
-    _refuse(target, schedule, lora, mesh)
+    _refuse(target, lora, mesh)
     rule = make_verification(verification)
     for what, value in (("max_batch", max_batch), ("page_size", page_size)):
         _integer(what, value, 1)
@@ -569,6 +575,18 @@ def serve(
             f"num_speculative_tokens {drafting.gamma} must be less than max_model_len "
             f"{room}"
         )
+    batches = powers(max_batch)
+    controller = make_controller(
+        schedule,
+        max_batch=max_batch,
+        max_model_len=room,
+        max_k=drafting.gamma,
+        batches=batches,
+    )
+    palette = (drafting.gamma,) if controller is None else controller.palette
+    for k in palette:
+        if k > 0:
+            check_pair(rule, name, branching=drafting.branching, gamma=k)
     spare = _spare(model, drafting, weights, page_size)
     layout = _layout(
         model, drafting, weights, max_batch, room + spare, page_size, kv_pages
@@ -580,9 +598,9 @@ def serve(
     steps = powers(drafting.gamma, 4) if host is not None and drafting.gamma else ()
     largest = min(PROMPT_CHUNKS[-1], room)
     buckets = Buckets(
-        batch=powers(max_batch),
+        batch=batches,
         prompt=(*(size for size in PROMPT_CHUNKS if size < largest), largest),
-        gammas=tuple(sorted({0, drafting.gamma, *steps})),
+        gammas=tuple(sorted({0, *palette, *steps})),
     )
     with _compiling(show) as progress:
         engine = Engine(
@@ -596,6 +614,7 @@ def serve(
             verification=rule,
             prefix_cache=prefix_cache,
             seed=seed,
+            controller=controller,
             host=host,
             progress=progress,
         )
@@ -609,6 +628,7 @@ def serve(
             "method": name,
             "drafter": None if drafter is None else str(drafter),
             "drafting": spelled,
+            "schedule": spell_schedule(schedule, controller),
             "verification": spell(rule),
             "lossy": rule.lossy,
             "max_batch": max_batch,
@@ -634,7 +654,7 @@ def _integer(what: str, value: Any, least: int) -> None:
         )
 
 
-def _refuse(target: Any, schedule: Any, lora: Any, mesh: Any) -> None:
+def _refuse(target: Any, lora: Any, mesh: Any) -> None:
     if not isinstance(target, str | Path):
         raise ValueError(f"the target must be a path or a name, not {target!r}")
     if mesh is not None:
@@ -644,10 +664,6 @@ def _refuse(target: Any, schedule: Any, lora: Any, mesh: Any) -> None:
             raise ValueError(
                 f"mesh must have an axis 'model'; it has {', '.join(mesh.axis_names)}"
             )
-    if schedule is not None:
-        raise ValueError(
-            "schedule= is not supported in this version: K is one number; leave it None"
-        )
     if lora is not None:
         raise ValueError(
             "lora= is not supported in this version: merge the adapter into the target"
