@@ -12,8 +12,8 @@ from converters.drafters import (
     eagle3,
     medusa,
     mlp_speculator,
+    p_eagle,
     pard,
-    peagle,
 )
 from converters.drafters.base import Converter, DrafterPlan
 from converters.plans import Plan, match
@@ -28,7 +28,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType[str, Converter](
         "medusa": medusa,
         "mlp_speculator": mlp_speculator,
         "pard": pard,
-        "peagle": peagle,
+        "p_eagle": p_eagle,
         "dspark": dspark,
         "dflash": dflash,
         "eagle3": eagle3,

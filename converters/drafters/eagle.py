@@ -16,7 +16,7 @@ from converters.drafters.llama_layers import (
 )
 from converters.sources import TensorFiles
 from converters.tables import Change
-from jspec.drafters.eagle import Eagle, EagleConfig
+from jspec.drafters.eagle_head import EagleConfig
 
 __all__ = ["export", "plan", "recognise"]
 
@@ -92,6 +92,11 @@ def export(
     config: Mapping[str, Any], source: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, tuple[str, Change]]]:
     """The layout it came in, or the one that SafeAILab's trainer writes."""
+    if "modules" in config:
+        raise ValueError(
+            "drafters of method 'eagle' with one module per step have no other form to "
+            "be written in"
+        )
     head = EagleConfig.from_json(config)
     table = _forward(head)
     names = source.get("tensors") or {
@@ -105,5 +110,5 @@ def export(
 
 
 def _forward(config: EagleConfig) -> dict[str, tuple[str, Change]]:
-    shapes = Eagle(config=config).weight_shapes()
+    shapes = config.shapes()
     return changes_back(NAMES | layer_names(shapes, "layers.{l}."), shapes)

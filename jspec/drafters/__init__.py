@@ -19,10 +19,9 @@ from jspec.drafters.eagle import Eagle
 from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.medusa import Medusa
 from jspec.drafters.mlp_speculator import MLPSpeculator
-from jspec.drafters.multi_eagle import MultiEagle
 from jspec.drafters.ngram import NGram
+from jspec.drafters.p_eagle import PEagle
 from jspec.drafters.pard import PARD
-from jspec.drafters.peagle import PEagle
 from jspec.drafters.plain import Plain
 from jspec.drafters.suffix import Suffix
 
@@ -46,10 +45,9 @@ LISTED: dict[str, type[Drafter] | type[HostDrafter]] = {
     "dflash": DFlash,
     "dspark": DSpark,
     "pard": PARD,
-    "peagle": PEagle,
+    "p_eagle": PEagle,
     "eagle": Eagle,
     "eagle3": Eagle3,
-    "multi_eagle": MultiEagle,
     "medusa": Medusa,
     "mlp_speculator": MLPSpeculator,
 }

@@ -1,4 +1,4 @@
-"""Multi-layer EAGLE: drafts the target's next features with a module for each step.
+"""EAGLE with several modules: the target's next features, a module for each step.
 
 An EAGLE head is trained on the target's features and fed with its own; here step `s`
 has a module of its own, which reads what module `s - 1` made of the token before. So
@@ -22,8 +22,8 @@ from jaxtyping import Array, Int, Key
 
 from jspec.cache import CacheLayout
 from jspec.drafters.base import About, Memory, View
-from jspec.drafters.eagle import Eagle, EagleConfig, eagle_model
-from jspec.drafters.layers import check_sizes, check_weights, known_fields
+from jspec.drafters.eagle_head import EagleConfig, eagle_model
+from jspec.drafters.layers import check_weights, known_fields
 from jspec.drafters.pairs import (
     PairModel,
     PairPages,
@@ -71,7 +71,7 @@ class MultiEagle:
       config: of the checkpoint.
       gamma: modules in use.
       draft_sampling: "greedy" drafts are certain; "probabilistic" ones are drawn at the
-        row's own temperature.
+        row's own temperature, and so are those of "auto".
     """
 
     about: ClassVar[About] = About(
@@ -84,11 +84,16 @@ class MultiEagle:
     )
     config: MultiEagleConfig
     gamma: int = 3
-    draft_sampling: Literal["greedy", "probabilistic"] = "probabilistic"
+    draft_sampling: Literal["auto", "greedy", "probabilistic"] = "auto"
     branching = False
 
     def __post_init__(self) -> None:
-        """Refuses more steps than there are modules."""
+        """Refuses more steps than there are modules, and other ways of drafting."""
+        if self.draft_sampling not in ("auto", "greedy", "probabilistic"):
+            raise ValueError(
+                f"draft_sampling must be 'auto', 'greedy' or 'probabilistic', not "
+                f"{self.draft_sampling!r}"
+            )
         if not 0 <= self.gamma <= self.config.modules:
             raise ValueError(
                 f"num_speculative_tokens must lie in 0..{self.config.modules}, the "
@@ -99,23 +104,29 @@ class MultiEagle:
     def configure(cls, config: Mapping[str, Any], **options: Any) -> Self:
         """A drafter for a checkpoint's configuration; all its modules are used."""
         settled = MultiEagleConfig.from_json(config)
+        for option in options:
+            if option not in ("gamma", "draft_sampling"):
+                raise ValueError(
+                    f"{option} does not go with an EAGLE checkpoint of one module per "
+                    f"step, which drafts a chain and sees all of the text"
+                )
         fields: dict[str, Any] = {"gamma": settled.modules} | options
         return cls(config=settled, **fields)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The target's last layer."""
-        return Eagle(config=self.config.head).feature_layers
+        return self.config.head.feature_layers
 
     def fit(self, target: Target) -> Self:
         """Reads the last layer of this target."""
-        head = Eagle(config=self.config.head).fit(target).config
+        head = self.config.head.fitted(target)
         config = dataclasses.replace(self.config, head=head)
         return dataclasses.replace(self, config=config)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Exactly what the configuration needs; embedding and head are there once."""
-        one = Eagle(config=self.config.head).weight_shapes()
+        one = self.config.head.shapes()
         shared = {name: one[name] for name in ("embed", "head") if name in one}
         return shared | {
             f"modules.{step}.{name}": shape
@@ -126,13 +137,8 @@ class MultiEagle:
 
     def check(self, weights: Any, target: Target) -> None:
         """Refuses weights that are not its own or a target they were not made for."""
-        check_weights("multi_eagle", weights, self.weight_shapes())
-        check_sizes(
-            "multi_eagle",
-            target,
-            hidden_size=self.config.head.sizes.hidden_size,
-            vocab_size=self.config.head.vocab_size,
-        )
+        check_weights("eagle", weights, self.weight_shapes())
+        self.config.head.check(target)
 
     def init(self, weights: Any, layout: CacheLayout) -> Memory:
         """Pages of every module, without pairs."""

@@ -300,21 +300,23 @@ def test_a_checkpoint_of_an_unknown_method_is_refused(tmp_path):
         checkpoint.read_config(tmp_path / "jspec")
 
 
-def test_a_method_without_another_form_says_so(tmp_path):
+def test_one_module_per_step_is_the_same_method_and_has_no_other_form(tmp_path):
     drafter = multi_eagle()
     checkpoint.save_drafter(
         tmp_path / "jspec",
-        "multi_eagle",
+        "eagle",
         drafter.config.to_json(),
         weights_of(drafter),
         source={},
     )
-    with pytest.raises(ValueError, match="'multi_eagle' have no other form"):
+    with pytest.raises(ValueError, match="one module per step have no other form"):
         export(tmp_path / "jspec", tmp_path / "back")
     method, config, weights = checkpoint.load_drafter(tmp_path / "jspec")
     again = METHODS[method].configure(config)
-    assert again == drafter
-    again.check(weights, tiny_target())
+    assert (method, again) == ("eagle", drafter)
+    again.fit(tiny_target()).check(weights, tiny_target())
+    with pytest.raises(ValueError, match="tree_width does not go with"):
+        METHODS[method].configure(config, tree_width=2)
 
 
 def test_r55_a_head_is_found_borrowed_or_missed_as_the_file_says(tmp_path):

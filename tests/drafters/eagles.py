@@ -5,9 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.eagle import Eagle, EagleConfig
+from jspec.drafters.eagle import Eagle
 from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.eagle3_config import Eagle3Config
+from jspec.drafters.eagle_head import EagleConfig
 from jspec.drafters.layers import LayerSizes
 from jspec.drafters.multi_eagle import MultiEagle, MultiEagleConfig
 from jspec.models.base import Rope

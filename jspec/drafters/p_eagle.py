@@ -135,7 +135,7 @@ class PEagle:
 
     def check(self, weights: Any, target: Target) -> None:
         """Refuses weights that are not its own or a target they were not made for."""
-        check_weights("peagle", weights, self.weight_shapes())
+        check_weights("p_eagle", weights, self.weight_shapes())
         rest = {name: a for name, a in weights.items() if name != "mask_hidden"}
         self._head.check(rest, target)
 

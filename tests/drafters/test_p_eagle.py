@@ -9,7 +9,7 @@ from converters.convert import convert, plan
 from converters.export import export
 from jspec.checkpoint import load_drafter, save_drafter
 from jspec.drafters import METHODS
-from jspec.drafters.peagle import PEagle
+from jspec.drafters.p_eagle import PEagle
 from jspec.params import SamplingParams
 from jspec.testing import GREEDY, check_method, decode, tiny_target
 from tests.drafters import blocks
@@ -85,13 +85,13 @@ def test_greedy_text_is_plain_text_with_fewer_and_with_no_drafts():
 def test_its_checkpoint_is_written_and_read_in_speculators_layout(tmp_path):
     drafter, weights = made()
     config = drafter.config.to_json()
-    save_drafter(tmp_path / "here", "peagle", config, weights, source={})
+    save_drafter(tmp_path / "here", "p_eagle", config, weights, source={})
     export(tmp_path / "here", tmp_path / "there")
     raw = json.loads((tmp_path / "there" / "config.json").read_text())
     assert raw["speculators_model_type"] == "peagle" and raw["mask_token_id"] == MASK
     convert(tmp_path / "there", tmp_path / "again")
     method, found, arrays = load_drafter(tmp_path / "again")
-    assert method == "peagle"
+    assert method == "p_eagle"
     assert PEagle.configure(found).config == drafter.config
     assert arrays.keys() == weights.keys()
     for name, array in arrays.items():

@@ -9,7 +9,7 @@ from converters.drafters import eagle3
 from converters.drafters.base import DrafterPlan, bare_names
 from converters.sources import TensorFiles
 from converters.tables import Change, flatten
-from jspec.drafters.peagle import PEagleConfig
+from jspec.drafters.p_eagle import PEagleConfig
 
 __all__ = ["export", "plan", "recognise"]
 
@@ -36,7 +36,7 @@ def plan(raw: Mapping[str, Any], tensors: TensorFiles) -> DrafterPlan:
     )
     config = {"head": dict(head.config), "mask_token_id": found[0]}
     return DrafterPlan(
-        method="peagle",
+        method="p_eagle",
         config=PEagleConfig.from_json(config).to_json(),
         lines={**head.lines, "mask_hidden": (mask, flatten)},
         conventions=head.conventions,
