@@ -203,7 +203,7 @@ def test_sampled_text_follows_the_law_with_every_row_learning_from_all():
     params = SamplingParams(temperature=0.9, top_k=4)
     drafter = Suffix(gamma=2, max_spec_factor=2.0)
     prompt = [1, 2, 3, 1, 2]
-    texts = sample(aim, drafter, None, prompt, params, draws=6000, batch=1000)
+    texts = sample(aim, drafter, None, prompt, params, draws=4000, batch=2000)
     check_law(texts, exact_law(aim, prompt, params))
 
 

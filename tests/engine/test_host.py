@@ -130,12 +130,12 @@ def test_a_tree_of_the_host_keeps_greedy_text_and_the_right_branch():
 
 
 def test_ids_that_are_no_tokens_are_not_offered():
-    target = tiny_target()
-    drafter = Noting(gamma=2, tokens=(64, -3))
-    plain = decode(target, METHODS["none"](), None, [[1, 2]], GREEDY)
-    ours = decode(target, drafter, None, [[1, 2]], GREEDY)
-    assert ours[0].tokens == plain[0].tokens
-    assert np.sum(ours[0].drafted) == 0
+    target, prompts = tiny_target(), [[1, 2, 3], [9]]
+    drafter = Noting(gamma=3, branching=True, tokens=(64, -3), parent=(0, 0))
+    plain = decode(target, METHODS["none"](), None, prompts, GREEDY)
+    ours = decode(target, drafter, None, prompts, GREEDY)
+    assert [d.tokens for d in ours] == [d.tokens for d in plain]
+    assert np.sum([d.drafted for d in ours]) == 0
 
 
 def test_a_host_drafter_that_fails_ends_its_requests_with_what_it_said(servers):
