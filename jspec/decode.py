@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
+from jspec.drafters.backlog import SPAN, Backlog, empty_backlog, observed, postpone
+from jspec.drafters.backlog import catch_up as observe_backlog
 from jspec.drafters.base import Drafter, Memory, View
 from jspec.drafters.ragged import Ragged
 from jspec.models.base import Target
@@ -19,6 +21,7 @@ from jspec.tree import pytree
 from jspec.verify import Standard, Verification, cut_broken
 
 __all__ = [
+    "SPAN",
     "STOPS",
     "DecodeState",
     "Emission",
@@ -26,6 +29,7 @@ __all__ = [
     "Rows",
     "admit",
     "bind_rules",
+    "catch_up",
     "decode_round",
     "init_state",
     "prefill",
@@ -86,12 +90,14 @@ class DecodeState:
       pages: the target's keys, values and text.
       memory: the drafter's.
       rules: what changes logits.
+      backlog: what the drafter has still to observe; `None`: it observes every round.
     """
 
     rows: Rows
     pages: Pages
     memory: Memory
     rules: Rules
+    backlog: Backlog | None = None
 
 
 @pytree
@@ -114,10 +120,27 @@ class Emission:
 
 
 def init_state(
-    target: Target, drafter: Drafter, weights: Any, layout: CacheLayout, dtype: Any
+    target: Target,
+    drafter: Drafter,
+    weights: Any,
+    layout: CacheLayout,
+    dtype: Any,
+    *,
+    lazy: bool = False,
 ) -> DecodeState:
-    """Rows that hold nothing, and empty pages for target and drafter."""
+    """Rows that hold nothing, and empty pages for target and drafter.
+
+    Args:
+      target: the model.
+      drafter: its memory is made.
+      weights: the drafter's.
+      layout: of both caches.
+      dtype: of keys and values.
+      lazy: rounds without drafts leave what they commit to `catch_up`, which must come
+        before the next round with drafts.
+    """
     config, b = target.config, layout.rows
+    memory = drafter.init(weights, layout)
 
     def zeros() -> Array:
         return jnp.zeros((b,), jnp.int32)
@@ -148,8 +171,9 @@ def init_state(
             head_dim=config.head_dim,
             dtype=dtype,
         ),
-        memory=drafter.init(weights, layout),
+        memory=memory,
         rules=no_rules(b, config.vocab_size),
+        backlog=empty_backlog(drafter, target, memory, b, dtype) if lazy else None,
     )
 
 
@@ -196,7 +220,10 @@ def admit(state: DecodeState, row: Int[Array, ""], entry: Rows) -> DecodeState:
         state.rules, active=state.rules.active.at[row].set(False)
     )
     return dataclasses.replace(
-        state, rows=jax.tree.map(put, state.rows, entry), rules=rules
+        state,
+        rows=jax.tree.map(put, state.rows, entry),
+        rules=rules,
+        backlog=_seen(state.backlog, row[None], entry.length),
     )
 
 
@@ -237,6 +264,14 @@ def _take(tree: Any, rows: Array) -> Any:
 
 def _put(tree: Any, rows: Array, new: Any) -> Any:
     return jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), tree, new)
+
+
+def _seen(backlog: Backlog | None, rows: Array, length: Array) -> Backlog | None:
+    """The drafter has observed the rows up to these lengths."""
+    if backlog is None:
+        return None
+    seen = backlog.seen.at[rows].set(length, mode="drop")
+    return dataclasses.replace(backlog, seen=seen)
 
 
 def _cache(pages: Pages, here: Rows) -> KVCache:
@@ -307,6 +342,40 @@ def prefill(
         memory=dataclasses.replace(
             memory, rows=_put(state.memory.rows, row, memory.rows)
         ),
+        backlog=_seen(state.backlog, row, here.length + count),
+    )
+
+
+def catch_up(
+    target: Target,
+    weights: Any,
+    state: DecodeState,
+    rows: Int[Array, " B"],
+    *,
+    drafter: Drafter,
+) -> DecodeState:
+    """Lets the drafter observe what rounds without drafts have left, `SPAN` tokens.
+
+    Args:
+      target: the model; none of its passes is made.
+      weights: the drafter's.
+      state: donated.
+      rows: whose backlog; an entry beyond the last row is padding.
+      drafter: static.
+    """
+    assert state.backlog is not None
+    here = _take(state.rows, rows)
+    view = View(target=target, cache=_cache(state.pages, here), sampling=here.sampling)
+    memory = dataclasses.replace(state.memory, rows=_take(state.memory.rows, rows))
+    memory, left = observe_backlog(
+        drafter, weights, memory, _take(state.backlog, rows), here.anchor, view
+    )
+    return dataclasses.replace(
+        state,
+        memory=dataclasses.replace(
+            memory, rows=_put(state.memory.rows, rows, memory.rows)
+        ),
+        backlog=_seen(state.backlog, rows, left.seen),
     )
 
 
@@ -321,7 +390,8 @@ def decode_round(
 ) -> tuple[DecodeState, Emission]:
     """Propose, verify, keep, observe: one round of the rows named.
 
-    `gamma = 0` is plain decoding: the same function on a tree of one node.
+    `gamma = 0` is plain decoding: the same function on a tree of one node. Nothing of
+    the drafter runs then, but for `observe` where the state has no backlog.
 
     Args:
       target: the model.
@@ -335,19 +405,22 @@ def decode_round(
     cache = _cache(state.pages, here)
     view = View(target=target, cache=cache, sampling=here.sampling)
     memory = dataclasses.replace(state.memory, rows=_take(state.memory.rows, rows))
-    drafting = row_keys(here.sampling, cache.length, Stream.DRAFT)
-    proposal, memory = drafter.propose(weights, memory, here.anchor, drafting, view)
+    branching, ragged = drafter.branching, Ragged.of(drafter)
+    if drafter.gamma == 0:
+        branching, ragged, proposal = False, Ragged(), _anchors(here.anchor)
+    else:
+        drafting = row_keys(here.sampling, cache.length, Stream.DRAFT)
+        proposal, memory = drafter.propose(weights, memory, here.anchor, drafting, view)
     proposal, depth, ancestors = _trim(
-        proposal, here, target.config.vocab_size, branching=drafter.branching
+        proposal, here, target.config.vocab_size, branching=branching
     )
 
-    ragged = Ragged.of(drafter)
     proposal = ragged.admit(proposal)
     seen = ragged.read(
         target,
         proposal,
         cache,
-        branching=drafter.branching,
+        branching=branching,
         feature_layers=drafter.feature_layers,
     )
     assert seen.logits is not None
@@ -362,12 +435,12 @@ def decode_round(
         choice,
         cut_broken(proposal, sound),
         dataclasses.replace(here.sampling, temperature=asked),
-        branching=drafter.branching,
+        branching=branching,
     )
     tokens, count, finish = _deliver(proposal, verdict, sound, here)
     path = verdict.path
     settled = jnp.take_along_axis(proposal.tokens, path, axis=1)
-    cache = seen.cache.keep(path, settled, count, branching=drafter.branching)
+    cache = seen.cache.keep(path, settled, count, branching=branching)
     newest = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)
     anchor = jnp.where(count > 0, newest[:, 0], here.anchor)
     accepted = jnp.minimum(verdict.accepted, count)
@@ -382,9 +455,15 @@ def decode_round(
         features=features,
         accepted=accepted,
     )
-    memory = drafter.observe(
-        weights, memory, evidence, dataclasses.replace(view, cache=cache)
-    )
+    backlog = state.backlog
+    if backlog is not None and drafter.gamma == 0:
+        backlog = postpone(backlog, rows, evidence)
+    else:
+        memory = drafter.observe(
+            weights, memory, evidence, dataclasses.replace(view, cache=cache)
+        )
+        if backlog is not None:
+            backlog = observed(backlog, rows, here.length + count)
     after = dataclasses.replace(
         here,
         anchor=anchor,
@@ -404,6 +483,7 @@ def decode_round(
             memory, rows=_put(state.memory.rows, rows, memory.rows)
         ),
         rules=dataclasses.replace(state.rules, counts=counts),
+        backlog=backlog,
     )
     offered = (proposal.parent != DEAD).sum(1, dtype=jnp.int32)
     return state, Emission(
@@ -413,6 +493,11 @@ def decode_round(
         accepted=accepted,
         finish=finish,
     )
+
+
+def _anchors(anchor: Array) -> Proposal:
+    """A tree of one node for each row."""
+    return Proposal(tokens=anchor[:, None], parent=jnp.full_like(anchor[:, None], DEAD))
 
 
 def _trim(

@@ -62,7 +62,7 @@ class Buckets:
 
     @property
     def count(self) -> int:
-        """How many executables these shapes need."""
+        """How many executables these shapes need, `catch_up`'s not counted."""
         return len(self.batch) * len(self.gammas) + len(self.prompt) + 2
 
 
@@ -98,6 +98,8 @@ class Executables:
             lambda a: np.zeros((1, *a.shape[1:]), a.dtype), state.rows
         )
         shardings = jax.tree.map(lambda a: a.sharding, state)
+        self.spans = _spans(buckets, state)
+        """Rows that one call of `catch_up` takes; none: nothing is ever postponed."""
 
         def with_weights(step: Callable[..., Any]) -> Callable[..., Any]:
             def run(leaves: tuple[Any, ...], state: DecodeState, *args: Any) -> Any:
@@ -160,7 +162,18 @@ class Executables:
                     weights=True,
                 )
 
+        catch_up = {
+            size: self._compile(
+                f"catch up batch={size}",
+                with_weights(functools.partial(decode.catch_up, drafter=drafter)),
+                shardings,
+                np.zeros(size, np.int32),
+                weights=True,
+            )
+            for size in self.spans
+        }
         with self._pool:
+            self._catch_up = {size: f.result() for size, f in catch_up.items()}
             self._admit, self._bind = admit.result(), bind.result()
             self._prefill = {size: f.result() for size, f in prefill.items()}
             self._round = {shape: f.result() for shape, f in round.items()}
@@ -185,7 +198,8 @@ class Executables:
             compiled = lowered.compile()
             self.seconds[name] = traced + time.perf_counter() - started
             if self._progress is not None:
-                self._progress(name, len(self.seconds), self.buckets.count)
+                count = self.buckets.count + len(self.spans)
+                self._progress(name, len(self.seconds), count)
             return compiled
 
         return self._pool.submit(compile)
@@ -219,6 +233,13 @@ class Executables:
             self._leaves, state, one(row), padded, one(len(tokens)), one(following)
         )
 
+    def catch_up(self, state: DecodeState, rows: Sequence[int]) -> DecodeState:
+        """Lets the drafter observe a piece of what it has not, in the rows named."""
+        size = Buckets.fit(len(rows), self.spans, "a batch of")
+        padded = np.full(size, state.rows.anchor.shape[0], np.int32)
+        padded[: len(rows)] = rows
+        return self._catch_up[size](self._leaves, state, padded)
+
     def round(
         self,
         state: DecodeState,
@@ -244,6 +265,13 @@ class Executables:
         for whole, part in zip(put, drafts or (), strict=False):
             whole[: part.shape[0], : part.shape[1]] = part
         return self._round[gamma, size](self._leaves, state, padded, put)
+
+
+def _spans(buckets: Buckets, state: DecodeState) -> tuple[int, ...]:
+    """One row, or all: rows catch up rarely, and every shape is a compilation."""
+    if state.backlog is None or buckets.gammas[-1] == 0:
+        return ()
+    return tuple(sorted({1, buckets.batch[-1]}))
 
 
 def _no_drafts(batch: int, gamma: int) -> tuple[np.ndarray, np.ndarray]:

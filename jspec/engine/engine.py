@@ -15,6 +15,7 @@ import numpy as np
 from jspec.cache import CacheLayout
 from jspec.control.base import Controller, Static
 from jspec.decode import (
+    SPAN,
     STANDARD,
     STOPS,
     DecodeState,
@@ -59,6 +60,7 @@ class Counters:
       host_seconds: spent on everything else while there was work.
       gammas: rounds by drafted tokens.
       switches: rounds whose drafted tokens differ from those of the round before.
+      catch_ups: times the drafter observed what rounds without drafts had left.
     """
 
     requests: collections.Counter[str] = dataclasses.field(
@@ -78,6 +80,7 @@ class Counters:
         default_factory=collections.Counter
     )
     switches: int = 0
+    catch_ups: int = 0
 
 
 class Engine:
@@ -153,6 +156,8 @@ class Engine:
             progress=progress,
         )
         self.host = None if host is None else HostSide(host)
+        backlog = state.backlog
+        self._keeps_features = backlog is not None and backlog.features is not None
         self._state: DecodeState | None = state
         self._pool = PagePool(layout.pages, layout.page_size, prefix_cache)
         self.scheduler = Scheduler(
@@ -166,7 +171,9 @@ class Engine:
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._arrived = threading.Event()
         self._stops: dict[int, tuple[int, ...]] = {}
-        self._pending: tuple[Plan, int, Emission | None] | None = None
+        self._behind = [0] * layout.rows
+        """Rounds that each row's drafter has not observed."""
+        self._pending: tuple[Plan, int, bool, Emission | None] | None = None
 
     @property
     def free_pages(self) -> int:
@@ -283,11 +290,11 @@ class Engine:
         if self._pending is None:
             return 0.0
         began = time.perf_counter()
-        plan, k, emission = self._pending
+        plan, k, observed, emission = self._pending
         self._pending = None
         emitted = [] if emission is None else self._read(plan, emission)
         waited = time.perf_counter() - began
-        self._settle(plan, emitted, k)
+        self._settle(plan, emitted, k, observed)
         return waited
 
     def fail(self, error: str) -> None:
@@ -299,7 +306,8 @@ class Engine:
             self.scheduler.fail(request.id, error)
             self.counters.requests["error"] += 1
 
-    def _dispatch(self, plan: Plan) -> tuple[int, Emission | None]:
+    def _dispatch(self, plan: Plan) -> tuple[int, bool, Emission | None]:
+        """The K that was chosen, whether the drafter saw all, and what was emitted."""
         state = self._state
         assert state is not None, "the state was lost in a step that failed"
         self._state = None
@@ -311,7 +319,7 @@ class Engine:
             state = self.executables.prefill(
                 state, piece.row, piece.tokens, piece.following
             )
-        k, emission = 0, None
+        k, observed, emission = 0, True, None
         if plan.rows:
             k = gamma = self._round_gamma(plan)
             drafts = None
@@ -322,9 +330,32 @@ class Engine:
             self.counters.gammas[gamma] += 1
             self.counters.switches += self._last_gamma not in (None, gamma)
             self._last_gamma = gamma
+            if gamma > 0:
+                state = self._catch_up(state, plan.rows)
             state, emission = self.executables.round(state, plan.rows, gamma, drafts)
+            if gamma == 0 and self.executables.spans:
+                for row in plan.rows:
+                    self._behind[row] += 1
+                full = max(self._behind[row] for row in plan.rows) >= SPAN
+                observed = full and self._keeps_features
+                if observed:
+                    state = self._catch_up(state, plan.rows)
         self._state = state
-        return k, emission
+        return k, observed, emission
+
+    def _catch_up(self, state: DecodeState, rows: Sequence[int]) -> DecodeState:
+        """Lets the drafter observe what rounds without drafts have left of these."""
+        late = [row for row in rows if self._behind[row]]
+        # Without features, the token before may be shown again.
+        again = not self._keeps_features
+        tokens = max((self._behind[row] + again for row in late), default=0)
+        pieces = -(-tokens // SPAN)
+        for _ in range(pieces):
+            state = self.executables.catch_up(state, late)
+        for row in late:
+            self._behind[row] = 0
+        self.counters.catch_ups += pieces
+        return state
 
     def _round_gamma(self, plan: Plan) -> int:
         """The controller's choice, but no more than any row of the round may use."""
@@ -346,6 +377,7 @@ class Engine:
         params = request.params
         self.counters.cached_tokens += grant.cached_tokens
         stops = self._stops.pop(request.id)
+        self._behind[admission.row] = 0
         drafted = params.num_speculative_tokens
         entry = self.executables.blank()
         entry.anchor[0] = request.prompt_ids[-1]
@@ -404,13 +436,15 @@ class Engine:
             for i in range(plan.batch)
         ]
 
-    def _settle(self, plan: Plan, emitted: list[Emitted], k: int) -> None:
+    def _settle(
+        self, plan: Plan, emitted: list[Emitted], k: int, observed: bool
+    ) -> None:
         before = [request.delivered for request in plan.requests]
         counted = [request.speculation for request in plan.requests]
         for request, one in zip(plan.requests, emitted, strict=True):
             if one.finish_reason == "error" and request.error is None:
                 request.error = "the model's law is not finite at the next token"
-        ended = self.scheduler.commit(plan, emitted)
+        ended = self.scheduler.commit(plan, emitted, observed=observed)
         counters = self.counters
         for request, tokens, was in zip(plan.requests, before, counted, strict=True):
             now = request.speculation

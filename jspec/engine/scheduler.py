@@ -102,6 +102,7 @@ class _Seat:
       read: prompt tokens whose reading was planned, or that were cached.
       named: plans in flight that name it.
       rounds: those of them that decode it.
+      unseen: delivered tokens that the drafter has not observed.
     """
 
     request: Request
@@ -110,6 +111,7 @@ class _Seat:
     read: int
     named: int = 0
     rounds: int = 0
+    unseen: int = 0
 
 
 class Scheduler:
@@ -276,12 +278,15 @@ class Scheduler:
             self._in_flight.append((plan, seats))
         return plan
 
-    def commit(self, plan: Plan, emissions: Sequence[Emitted] = ()) -> list[Request]:
+    def commit(
+        self, plan: Plan, emissions: Sequence[Emitted] = (), *, observed: bool = True
+    ) -> list[Request]:
         """Delivers what a plan's round gave, in the order the plans were made.
 
         Args:
           plan: the oldest that was not committed; not an empty one.
           emissions: one for each of the plan's `rows`.
+          observed: whether the drafter has observed all that these rows have.
 
         Returns:
           the requests that ended with it.
@@ -301,8 +306,10 @@ class Scheduler:
             if seat is None or seat.request is not request:
                 continue
             seat.rounds -= 1
-            request.take(emitted)
-            self.pool.publish(seat.grant, request.text, self._written(request))
+            delivered = request.take(emitted)
+            seat.unseen = 0 if observed else seat.unseen + delivered
+            written = self._written(request, seat.unseen)
+            self.pool.publish(seat.grant, request.text, written)
             if request.finished:
                 if emitted.finish_reason is None:
                     self._drop.append(seat.row)
@@ -367,13 +374,13 @@ class Scheduler:
             last=seat.read == len(prompt) - 1,
         )
 
-    def _written(self, request: Request) -> int:
+    def _written(self, request: Request, unseen: int) -> int:
         """Tokens of whom target and drafter have all in the pages."""
         if not self.remembers:
             return request.written
         if request.params.num_speculative_tokens == 0:
             return len(request.prompt_ids) - 1
-        return request.written - 1
+        return max(len(request.prompt_ids) - 1, request.written - 1 - unseen)
 
     def _publish_read_prompt(self) -> None:
         """Makes known what the plan before reads of a prompt.

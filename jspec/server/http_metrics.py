@@ -28,6 +28,7 @@ GROWING = frozenset(
         "rounds",
         "rounds_by_num_speculative_tokens",
         "num_speculative_tokens_switches",
+        "drafter_catch_ups",
         "emitted_tokens",
         "drafted_tokens",
         "accepted_tokens",

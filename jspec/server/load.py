@@ -156,4 +156,5 @@ def place_state(
         ),
         memory=jax.device_put(state.memory, whole),
         rules=jax.device_put(state.rules, whole),
+        backlog=jax.device_put(state.backlog, whole),
     )

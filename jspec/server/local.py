@@ -356,6 +356,7 @@ class Server:
             "rounds": counters.rounds,
             "rounds_by_num_speculative_tokens": dict(counters.gammas),
             "num_speculative_tokens_switches": counters.switches,
+            "drafter_catch_ups": counters.catch_ups,
             "emitted_tokens": counters.emitted,
             "drafted_tokens": counters.drafted,
             "accepted_tokens": counters.accepted,
@@ -592,7 +593,10 @@ def serve(
         model, drafting, weights, max_batch, room + spare, page_size, kv_pages
     )
     state = place_state(
-        init_state(model, drafting, weights, layout, model.dtype), model, mesh, None
+        init_state(model, drafting, weights, layout, model.dtype, lazy=True),
+        model,
+        mesh,
+        None,
     )
     # What the host offers is known before the round: a short draft takes a short round.
     steps = powers(drafting.gamma, 4) if host is not None and drafting.gamma else ()

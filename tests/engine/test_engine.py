@@ -11,14 +11,20 @@ from jspec.params import SamplingParams
 from jspec.testing import compilations
 from tests.serving import PROMPTS, greedy, settled
 
-KINDS = {"plain": (3, 1), "ngram": (3, 2), "self": (3, 2), "self 1": (1, 2)}
+KINDS = {
+    "plain": (3, 1, 0),
+    "ngram": (3, 2, 0),
+    "self": (3, 2, 2),
+    "self 1": (1, 2, 1),
+}
+"""Batches, K values, and executables that let the drafter catch up after K = 0."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_is_one_executable_for_each_shape(servers, kind):
-    batches, gammas = KINDS[kind]
+    batches, gammas, spans = KINDS[kind]
     found = servers[kind].metrics()
-    assert found["executables"] == batches * gammas + 2 + 2
+    assert found["executables"] == batches * gammas + spans + 2 + 2
     assert len(found["compile_seconds"]) == found["executables"]
 
 
