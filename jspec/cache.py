@@ -198,6 +198,13 @@ class KVCache:
             length=self.length + count,
         )
 
+    def last(self, count: int) -> Int[Array, "B R"]:
+        """The last `count` committed ids of each row; -1 where there are fewer."""
+        slots = self.length[:, None] + jnp.arange(-count, 0)[None]
+        page, slot = self._places(slots)
+        text = self.pages.text.at[page, slot].get(mode="fill", fill_value=-1)
+        return jnp.where(slots >= 0, text, -1)
+
     @property
     def text(self) -> Int[Array, "B room"]:
         """Each row's committed ids; what stands at and beyond `length` is undefined."""

@@ -15,7 +15,15 @@ from jspec.drafters.base import Drafter, Memory, View
 from jspec.drafters.ragged import Ragged
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal, Verdict, ancestors_of, settle
-from jspec.rules import Rules, apply_rules, ban_stops, no_rules
+from jspec.rules import (
+    WORD_TOKENS,
+    Rules,
+    apply_rules,
+    ban_stops,
+    ban_words,
+    no_rules,
+    recent_tokens,
+)
 from jspec.sampling import Sampling, Stream, greedy, row_keys
 from jspec.tree import pytree
 from jspec.verify import Standard, Verification, cut_broken
@@ -233,8 +241,9 @@ def bind_rules(
     penalties: Float[Array, " 3"],
     seen: Bool[Array, " V"],
     bias: Float[Array, " V"],
+    words: Int[Array, "W L"],
 ) -> DecodeState:
-    """Gives an admitted row its penalties and its bias.
+    """Gives an admitted row its penalties, its bias and its forbidden words.
 
     Args:
       state: donated.
@@ -242,6 +251,7 @@ def bind_rules(
       penalties: repetition, presence, frequency.
       seen: whether a token stands in the prompt.
       bias: added to the logits.
+      words: see `Rules`.
     """
     rules = state.rules
     return dataclasses.replace(
@@ -254,6 +264,7 @@ def bind_rules(
             counts=rules.counts.at[row].set(0),
             seen=rules.seen.at[row].set(seen),
             bias=rules.bias.at[row].set(bias),
+            words=rules.words.at[row].set(words),
         ),
     )
 
@@ -424,7 +435,9 @@ def decode_round(
         feature_layers=drafter.feature_layers,
     )
     assert seen.logits is not None
-    logits = _ruled(seen.logits, state.rules, rows, here, proposal, depth, ancestors)
+    logits = _ruled(
+        seen.logits, state.rules, rows, here, cache, proposal, depth, ancestors
+    )
     choice = greedy(logits)
     best = jnp.take_along_axis(logits, choice[..., None], axis=-1)[..., 0]
     sound = jnp.isfinite(best)
@@ -531,6 +544,7 @@ def _ruled(
     rules: Rules,
     rows: Array,
     here: Rows,
+    cache: KVCache,
     proposal: Proposal,
     depth: Array,
     ancestors: Array,
@@ -538,7 +552,12 @@ def _ruled(
     active = rules.active.at[rows].get(mode="fill", fill_value=False)
 
     def ruled(logits: Array) -> Array:
-        return apply_rules(logits, _take(rules, rows), proposal.tokens, ancestors)
+        own, tokens = _take(rules, rows), proposal.tokens
+        before = cache.last(WORD_TOKENS - 1)
+        recent = recent_tokens(tokens, ancestors, depth, before, here.emitted)
+        logits = apply_rules(logits, own, tokens, ancestors)
+        words = jnp.where(own.active[:, None, None], own.words, -1)
+        return ban_words(logits, words, recent)
 
     logits = jax.lax.cond(jnp.any(active), ruled, lambda logits: logits, logits)
     early = here.emitted[:, None] + depth < here.earliest[:, None]

@@ -23,7 +23,6 @@ type FinishReason = Literal["stop", "length", "abort", "error"]
 UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         "logprobs": "log-probabilities",
-        "bad_words": "forbidden words",
         "json_schema": "structured output",
         "regex": "structured output",
         "grammar": "structured output",
@@ -178,7 +177,7 @@ class SamplingParams:
       frequency_penalty: the same, for each time they were.
       repetition_penalty: divides the logits of tokens of the prompt and the text.
       logit_bias: added to the logits of these tokens.
-      bad_words: texts never to emit.
+      bad_words: texts never to emit, at the start of a word or within one.
       json_schema: the text must be JSON of this schema.
       regex: the text must match.
       grammar: the text must be derivable.

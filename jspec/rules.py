@@ -5,7 +5,22 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec.tree import pytree
 
-__all__ = ["Rules", "apply_rules", "ban_stops", "no_rules"]
+__all__ = [
+    "WORDS",
+    "WORD_TOKENS",
+    "Rules",
+    "apply_rules",
+    "ban_stops",
+    "ban_words",
+    "no_rules",
+    "recent_tokens",
+]
+
+WORDS = 32
+"""Forbidden token sequences that a row can have."""
+
+WORD_TOKENS = 8
+"""Tokens of the longest of them."""
 
 
 @pytree
@@ -16,6 +31,8 @@ class Rules:
       counts: how often each token was emitted.
       seen: whether a token stands in the prompt.
       bias: added to the logits.
+      words: forbidden token sequences, flush right, -1 before them; a line of -1 is
+        none.
     """
 
     active: Bool[Array, " B"]
@@ -25,6 +42,7 @@ class Rules:
     counts: Int[Array, "B V"]
     seen: Bool[Array, "B V"]
     bias: Float[Array, "B V"]
+    words: Int[Array, "B W L"]
 
 
 def no_rules(rows: int, vocab: int) -> Rules:
@@ -37,6 +55,7 @@ def no_rules(rows: int, vocab: int) -> Rules:
         counts=jnp.zeros((rows, vocab), jnp.int32),
         seen=jnp.zeros((rows, vocab), bool),
         bias=jnp.zeros((rows, vocab)),
+        words=jnp.full((rows, WORDS, WORD_TOKENS), -1, jnp.int32),
     )
 
 
@@ -96,5 +115,53 @@ def ban_stops(
     """Makes the stop tokens impossible after nodes where it is too early to stop."""
     b, n, v = logits.shape
     banned = jnp.where((stops >= 0)[:, None] & early[..., None], stops[:, None], v)
+    rows, nodes = jnp.arange(b)[:, None, None], jnp.arange(n)[None, :, None]
+    return logits.at[rows, nodes, banned].set(-jnp.inf, mode="drop")
+
+
+def recent_tokens(
+    tokens: Int[Array, "B N"],
+    ancestors: Bool[Array, "B N N"],
+    depth: Int[Array, "B N"],
+    before: Int[Array, "B R"],
+    emitted: Int[Array, " B"],
+) -> Int[Array, "B N R"]:
+    """The last emitted tokens up to each node, the node's own last; -1: none.
+
+    Args:
+      tokens: ids of the nodes.
+      ancestors: `[b, n, m]`: node `n` descends from node `m` or is it.
+      depth: of the nodes.
+      before: the text before the anchor, its last tokens last.
+      emitted: tokens the reader has, the anchor among them unless it is 0.
+    """
+    reach = before.shape[1]
+    back = jnp.arange(reach - 1, -1, -1)[None, None]
+    level = depth[..., None] - back
+    on_path = ancestors[:, :, None] & (depth[:, None, None] == level[..., None])
+    path = jnp.einsum("bnrm,bm->bnr", on_path.astype(jnp.int32), tokens)
+    place = jnp.clip(reach + level, 0, reach - 1)
+    older = jnp.take_along_axis(before[:, None], place, axis=2)
+    known = level > -emitted[:, None, None]
+    return jnp.where(known, jnp.where(level >= 0, path, older), -1)
+
+
+def ban_words(
+    logits: Float[Array, "B N V"],
+    words: Int[Array, "B W L"],
+    recent: Int[Array, "B N R"],
+) -> Float[Array, "B N V"]:
+    """Makes the last token of a forbidden word impossible after the tokens before it.
+
+    Args:
+      logits: of the nodes' successors.
+      words: the row's forbidden sequences, of at most `R + 1` tokens.
+      recent: see `recent_tokens`.
+    """
+    b, n, v = logits.shape
+    start = words[:, None, :, :-1]
+    match = ((start < 0) | (start == recent[:, :, None])).all(-1)
+    last = words[:, None, :, -1]
+    banned = jnp.where(match & (last >= 0), last, v)
     rows, nodes = jnp.arange(b)[:, None, None], jnp.arange(n)[None, :, None]
     return logits.at[rows, nodes, banned].set(-jnp.inf, mode="drop")

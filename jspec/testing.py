@@ -32,6 +32,7 @@ from jspec.models.layers import embed
 from jspec.models.llama import Decoder
 from jspec.params import SamplingParams
 from jspec.rounds import DEAD, Evidence, Proposal
+from jspec.rules import WORD_TOKENS, WORDS
 from jspec.sampling import Sampling, law
 from jspec.tree import pytree
 from jspec.verify import Verification
@@ -356,7 +357,12 @@ class Loop:
             for token, value in (params.logit_bias or {}).items():
                 bias[token] = value
             self.state = _bind(
-                self.state, np.int32(row), np.array(penalties, np.float32), seen, bias
+                self.state,
+                np.int32(row),
+                np.array(penalties, np.float32),
+                seen,
+                bias,
+                np.full((WORDS, WORD_TOKENS), -1, np.int32),
             )
         for start in range(0, len(prompt) - 1, self.chunk):
             piece = list(prompt[start : min(start + self.chunk, len(prompt) - 1)])

@@ -167,7 +167,6 @@ def test_nothing_is_refused_by_default():
 
 UNUSUAL = {
     "logprobs": 0,
-    "bad_words": ("a",),
     "json_schema": "{}",
     "regex": "a",
     "grammar": "root ::= a",

@@ -16,6 +16,7 @@ from jspec.decode import DecodeState
 from jspec.drafters.base import Drafter
 from jspec.models.base import Target
 from jspec.rounds import DEAD
+from jspec.rules import WORD_TOKENS, WORDS
 from jspec.verify import Verification
 
 __all__ = ["Buckets", "Executables", "powers"]
@@ -130,6 +131,7 @@ class Executables:
             np.zeros(3, np.float32),
             np.zeros(vocab, bool),
             np.zeros(vocab, np.float32),
+            np.zeros((WORDS, WORD_TOKENS), np.int32),
         )
         prefill = {
             size: self._compile(
@@ -213,10 +215,16 @@ class Executables:
         return self._admit(state, np.int32(row), entry)
 
     def bind_rules(
-        self, state: DecodeState, row: int, penalties: Any, seen: Any, bias: Any
+        self,
+        state: DecodeState,
+        row: int,
+        penalties: Any,
+        seen: Any,
+        bias: Any,
+        words: Any,
     ) -> DecodeState:
-        """Gives a row its penalties and biases."""
-        return self._bind(state, np.int32(row), penalties, seen, bias)
+        """Gives a row its penalties, its bias and its forbidden words."""
+        return self._bind(state, np.int32(row), penalties, seen, bias, words)
 
     def prefill(
         self, state: DecodeState, row: int, tokens: Sequence[int], following: int

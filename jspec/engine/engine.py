@@ -31,6 +31,7 @@ from jspec.engine.request import Emitted, Request
 from jspec.engine.scheduler import Admission, Plan, Scheduler
 from jspec.models.base import Target
 from jspec.params import FinishReason, SamplingParams
+from jspec.rules import WORD_TOKENS, WORDS
 from jspec.verify import Verification
 
 __all__ = ["Counters", "Engine"]
@@ -199,6 +200,16 @@ class Engine:
             raise ValueError(
                 f"id {bad[0]} in logit_bias or stop_token_ids is not a token; ids run "
                 f"from 0 to {self._tokens - 1}"
+            )
+        if len(request.forbidden) > WORDS:
+            raise ValueError(
+                f"bad_words make {len(request.forbidden)} token sequences (a word with "
+                f"and without a space before it); a request can have {WORDS}"
+            )
+        longest = max(map(len, request.forbidden), default=0)
+        if longest > WORD_TOKENS:
+            raise ValueError(
+                f"a bad word has {longest} tokens; it can have {WORD_TOKENS}"
             )
         if len(stops) > STOPS:
             raise ValueError(
@@ -402,14 +413,23 @@ class Engine:
             params.presence_penalty,
             params.frequency_penalty,
         )
-        if penalties != (1.0, 0.0, 0.0) or params.logit_bias:
+        forbidden = request.forbidden
+        if penalties != (1.0, 0.0, 0.0) or params.logit_bias or forbidden:
             seen = np.zeros(self._vocab, bool)
             seen[list(request.prompt_ids)] = True
             bias = np.zeros(self._vocab, np.float32)
             for token, value in (params.logit_bias or {}).items():
                 bias[token] = value
+            words = np.full((WORDS, WORD_TOKENS), -1, np.int32)
+            for line, word in zip(words, forbidden, strict=False):
+                line[-len(word) :] = word
             state = self.executables.bind_rules(
-                state, admission.row, np.array(penalties, np.float32), seen, bias
+                state,
+                admission.row,
+                np.array(penalties, np.float32),
+                seen,
+                bias,
+                words,
             )
         return state
 

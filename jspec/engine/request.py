@@ -91,6 +91,8 @@ class Request:
         self.error: str | None = None
         self.limit = params.max_tokens
         """Tokens that may be delivered: `max_tokens`, less near the model's limit."""
+        self.forbidden: tuple[tuple[int, ...], ...] = ()
+        """Token sequences that may not be delivered."""
         self.lossy = False
         """Whether its drafts are kept by a rule that changes the output's law."""
         self.cached_tokens = 0

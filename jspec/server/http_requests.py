@@ -14,7 +14,13 @@ MOST_ANSWERS = 256
 """Prompts times `n`, in one request."""
 
 MOST: Mapping[str, int] = MappingProxyType(
-    {"messages": 2048, "stop": 64, "stop_token_ids": 64, "logit_bias": 1024}
+    {
+        "messages": 2048,
+        "stop": 64,
+        "stop_token_ids": 64,
+        "bad_words": 64,
+        "logit_bias": 1024,
+    }
 )
 """Entries of a list or mapping."""
 
@@ -26,7 +32,6 @@ INERT = frozenset(
 REFUSED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "audio": (),
-        "bad_words": ([],),
         "best_of": (1,),
         "echo": (False,),
         "function_call": ("none", "auto"),

@@ -214,6 +214,7 @@ class Server:
             )
         ids = self._encode(prompt)
         request = Request(next(self._ids), ids, params)
+        request.forbidden = self._forbidden(params.bad_words)
         stops = dict.fromkeys(params.stop_token_ids)
         if not params.ignore_eos:
             stops |= dict.fromkeys(self._eos)
@@ -397,6 +398,15 @@ class Server:
     def _abort(self, request: Request) -> None:
         if not request.finished:
             self._engine.abort(request)
+
+    def _forbidden(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of each word, with and without a space before it."""
+        texts = [f"{space}{word.lstrip()}" for word in words for space in ("", " ")]
+        lines = [
+            tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            for text in texts
+        ]
+        return tuple(dict.fromkeys(filter(None, lines)))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

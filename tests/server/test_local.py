@@ -494,6 +494,36 @@ def test_r34_what_cannot_be_honoured_is_refused_by_name(servers, params, why):
     same(server.generate("x", greedy(4))[0], servers.plain("x", greedy(4)))
 
 
+def contains(ids, word):
+    return any(tuple(ids[i : i + len(word)]) == tuple(word) for i in range(len(ids)))
+
+
+@pytest.mark.parametrize("method", ["plain", "self", "ngram"])
+def test_r25_forbidden_words_bind_their_own_request_at_every_offset(servers, method):
+    server = servers[method]
+    free = servers.plain(PROMPTS[0], greedy(24)).token_ids
+    words = [server.tokenizer.decode([free[3]]), server.tokenizer.decode(free[8:10])]
+    words = [word for word in words if word.strip() and "\ufffd" not in word]
+    assert words
+    asked = [greedy(24), greedy(24, bad_words=words), greedy(24)]
+    done = server.generate([PROMPTS[0]] * 3, asked)
+    bound = servers["plain"].generate(PROMPTS[0], asked[1])[0]
+    assert done[1].token_ids == bound.token_ids != free
+    for word in words:
+        assert word not in done[1].text
+        sequence = server.tokenizer.encode(word, add_special_tokens=False)
+        assert not contains(done[1].token_ids, sequence)
+    assert done[0].token_ids == done[2].token_ids == free
+
+
+def test_forbidden_words_beyond_the_limits_are_refused(servers):
+    server = servers["plain"]
+    with pytest.raises(ValueError, match="token sequences"):
+        server.submit("x", greedy(4, bad_words=[f"{i}x{i}" for i in range(40)]))
+    with pytest.raises(ValueError, match="it can have 8"):
+        server.submit("x", greedy(4, bad_words="abcdefghijklmnop"))
+
+
 def test_params_come_one_for_all_or_one_for_each(servers):
     server = servers["plain"]
     assert server.generate([], greedy()) == []
