@@ -6,6 +6,10 @@ time in which the measured copy bandwidth moves what the operation must read and
 once. Times are medians of series of calls and include their dispatch, which is
 measured too: what is shorter than that is not resolved. What is smaller than the
 second-level cache (50 MB) may be read from there, as after a pass of a model.
+
+A case begins if the budget has room for one as slow as the slowest so far. Every
+kernel's largest case comes first, so where time runs out the smallest are left out;
+the JSON names them. It is written again after every case.
 """
 
 import json
@@ -17,64 +21,14 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.gpu.cases import HEADS, KEYS, Case, cases, tiny
+from benchmarks.gpu.cases import Case, cases, tiny
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+FIRST = 30.0
+"""Seconds that the first case is expected to take."""
 
-
-def make(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Random inputs on the device, and what is static."""
-    import jax
-    import jax.numpy as jnp
-
-    size = case.sizes
-    keys = iter(jax.random.split(jax.random.key(0), 8))
-    if case.kernel == "paged_attention":
-        rows, nodes, width = size["rows"], size["nodes"], size["width"]
-        each = -(-(size["context"] + nodes) // 256) * 16
-        shape = (rows * each, KEYS, 16, width)
-        place = jax.random.permutation(next(keys), rows * each).astype(jnp.int32)
-        k, v = (jax.random.normal(next(keys), shape, jnp.bfloat16) for _ in range(2))
-        q = jax.random.normal(next(keys), (rows, nodes, HEADS, width), jnp.bfloat16)
-        length = jnp.full((rows,), size["context"], jnp.int32)
-        seen = jnp.tri(nodes, dtype=bool)
-        if size["tree"]:
-            # Every node hangs from the one at half its number.
-            seen = jnp.eye(nodes, dtype=bool)
-            for node in range(1, nodes):
-                seen = seen.at[node].set(seen[node] | seen[node // 2])
-        ancestors = jnp.broadcast_to(seen[None], (rows, nodes, nodes))
-        arrays = (q, k, v, place.reshape(rows, each), length)
-        static = {"window": None, "scale": width**-0.5, "block_pages": 16}
-        return arrays, {"ancestors": ancestors, **static}
-    rows, gamma, v = size["rows"], size["gamma"], size["vocabulary"]
-    logits = 4 * jax.random.normal(next(keys), (rows, gamma + 1, v), jnp.bfloat16)
-    tokens = jax.random.randint(next(keys), (rows, gamma + 1), 0, v, jnp.int32)
-    chain = jnp.arange(-1, gamma, dtype=jnp.int32)
-    parent = jnp.broadcast_to(chain[None], (rows, gamma + 1))
-    if case.kernel == "greedy_verify":
-        return (logits, tokens, parent), {}
-    noise = (
-        jax.random.uniform(next(keys), (rows, gamma)),
-        jax.random.uniform(next(keys), (rows,)),
-    )
-    q = None
-    if size["dense"]:
-        drafted = jax.random.normal(next(keys), (rows, gamma + 1, v))
-        q = jax.nn.softmax(4 * drafted, axis=-1)
-    warmth = jnp.ones((rows,), jnp.float32)
-    return (logits, warmth, tokens, parent, *noise), {"q": q}
-
-
-def functions(case: Case, *, interpret: Any = None) -> dict[str, Callable[..., Any]]:
-    """The kernel and its twin."""
-    import functools
-    import importlib
-
-    folder = f"jspec.pallas.{case.kernel}"
-    ours = getattr(importlib.import_module(f"{folder}.gpu"), case.kernel)
-    twin = getattr(importlib.import_module(f"{folder}.reference"), case.kernel)
-    return {"gpu": functools.partial(ours, interpret=interpret), "reference": twin}
+TOLERANCE = 0.02
+"""Of what is not an integer: attention in bfloat16, of values around one."""
 
 
 def timed(call: Callable[[], Any], *, series: int = 7, seconds: float = 0.05) -> float:
@@ -94,37 +48,78 @@ def timed(call: Callable[[], Any], *, series: int = 7, seconds: float = 0.05) ->
     return statistics.median(run(times) for _ in range(series))
 
 
+def compare(ours: Any, right: Any) -> dict[str, Any]:
+    """Of the kernel's results and its twin's: how many differ, and by how much."""
+    import jax
+    import jax.numpy as jnp
+
+    apart, differing, entries, agrees = 0.0, 0, 0, True
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(right), strict=True)
+    for a, b in pairs:
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            raise ValueError(
+                f"the kernel gives {a.dtype}{list(a.shape)} where its twin gives "
+                f"{b.dtype}{list(b.shape)}"
+            )
+        exact = not jnp.issubdtype(a.dtype, jnp.floating)
+        gap = jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32))
+        largest = float(jnp.where(jnp.isnan(gap), jnp.inf, gap).max())
+        apart, entries = max(apart, largest), entries + a.size
+        differing += int((a != b).sum())
+        agrees &= bool((a == b).all()) if exact else largest <= TOLERANCE
+    return {
+        "agrees": agrees,
+        "largest_difference": apart,
+        "differing": differing,
+        "entries": entries,
+    }
+
+
+def caller(run: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
+    """Calls `run`; what it changes is given to the next call."""
+    import jax
+    import jax.numpy as jnp
+
+    first, *others = inputs.arrays
+    # Both implementations change an array of their own.
+    state = jax.tree.map(jnp.copy, first) if inputs.changed else first
+
+    def call() -> Any:
+        nonlocal state
+        out = run(state, *others, **inputs.given)
+        if inputs.changed:
+            state = out
+        return out
+
+    return call
+
+
 def measure(case: Case, *, interpret: Any = None, series: int = 7) -> dict[str, Any]:
     """Numerics first, then times."""
     import jax
-    import numpy as np
 
-    arrays, options = make(case)
-    static = {k: a for k, a in options.items() if not hasattr(a, "dtype")}
-    given = {k: a for k, a in options.items() if hasattr(a, "dtype")}
-    outs, seconds = {}, {}
+    from benchmarks.gpu.inputs import functions, make
+
+    inputs, calls = make(case), {}
     for name, function in functions(case, interpret=interpret).items():
 
         def run(*a: Any, function: Any = function, **k: Any) -> Any:
-            return function(*a, **k, **static)
+            return function(*a, **k, **dict(inputs.static))
 
-        compiled = run if interpret and name == "gpu" else jax.jit(run)
-        outs[name] = jax.tree.leaves(compiled(*arrays, **given))
-        seconds[name] = timed(
-            lambda compiled=compiled: compiled(*arrays, **given),
-            series=series,
-            seconds=0.0 if interpret else 0.05,
-        )
-    apart = [
-        float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))))
-        for a, b in zip(outs["gpu"], outs["reference"], strict=True)
-    ]
+        if not (interpret and name == "gpu"):
+            run = jax.jit(run, donate_argnums=(0,) if inputs.changed else ())
+        calls[name] = caller(run, inputs)
+    compared = compare(*(calls[name]() for name in ("gpu", "reference")))
+    spent = 0.0 if interpret else 0.05
     return {
         "kernel": case.kernel,
         "label": case.label,
         "floor_bytes": case.floor,
-        "largest_difference": max(apart),
-        "seconds": seconds,
+        **compared,
+        "seconds": {
+            name: timed(call, series=series, seconds=spent)
+            for name, call in calls.items()
+        },
     }
 
 
@@ -138,8 +133,23 @@ def copy_bandwidth(*, megabytes: int = 1024) -> float:
     return 2 * x.nbytes / timed(lambda: step(x))
 
 
-def results(wanted: Sequence[Case], *, minutes: float, small: bool) -> dict[str, Any]:
-    """All measurements; cases for which no time was left are named."""
+def results(
+    wanted: Sequence[Case],
+    *,
+    budget: float,
+    small: bool = False,
+    save: Callable[[dict[str, Any]], None] = lambda result: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """All measurements, in the order of the cases, as far as the budget goes.
+
+    Args:
+      wanted: the cases.
+      budget: minutes, all included.
+      small: interprets the kernels on a CPU.
+      save: is given what is known after every case.
+      clock: seconds.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -148,23 +158,37 @@ def results(wanted: Sequence[Case], *, minutes: float, small: bool) -> dict[str,
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
         interpret = plgpu.InterpretGPUParams()
-    started, found, left = time.monotonic(), [], []
-    bandwidth = copy_bandwidth(megabytes=4 if small else 1024)
+    started, longest = clock(), 0.0
     one, add = jnp.float32(1), jax.jit(lambda a: a + 1)
-    for case in wanted:
-        if time.monotonic() - started > 60 * minutes:
-            left.append(f"{case.kernel}: {case.label}")
-            continue
-        found.append(measure(case, interpret=interpret, series=1 if small else 7))
-    return {
+    result: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "interpreted": small,
-        "copy_bytes_per_second": bandwidth,
+        "copy_bytes_per_second": copy_bandwidth(megabytes=4 if small else 1024),
         "dispatch_seconds": timed(lambda: add(one), series=3, seconds=0.01),
-        "cases": found,
-        "not_measured": left,
+        "budget_minutes": budget,
+        "cases": [],
+        "failed": [],
+        "left_out": [],
     }
+    for case in wanted:
+        begun = clock()
+        named = {"kernel": case.kernel, "label": case.label}
+        if begun + (longest or FIRST) > started + 60 * budget:
+            result["left_out"].append(named)
+            continue
+        try:
+            found = measure(case, interpret=interpret, series=1 if small else 7)
+            result["cases"].append(found)
+        except Exception as error:
+            # Of compilers, the runtime or memory: the other kernels still have theirs.
+            said = str(error).strip()[-1000:]
+            result["failed"].append(
+                {**named, "error": type(error).__name__ + ": " + said}
+            )
+        longest = max(longest, clock() - begun)
+        save(result)
+    return result
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
@@ -174,11 +198,14 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         ours, twin = (one["seconds"][name] for name in ("gpu", "reference"))
         yield (
             f"{one['kernel']}, {one['label']}: {1e6 * ours:.1f} µs, its twin "
-            f"{1e6 * twin:.1f} µs, the floor {1e6 * floor:.1f} µs; they differ by at "
-            f"most {one['largest_difference']:.1e}"
+            f"{1e6 * twin:.1f} µs, the floor {1e6 * floor:.1f} µs; "
+            f"{one['differing']} of {one['entries']} numbers differ, by at most "
+            f"{one['largest_difference']:.1e}{'' if one['agrees'] else ': WRONG'}"
         )
-    for name in result["not_measured"]:
-        yield f"{name}: no time was left"
+    for one in result["failed"]:
+        yield f"{one['kernel']}, {one['label']}: FAILED, {one['error']}"
+    for one in result["left_out"]:
+        yield f"{one['kernel']}, {one['label']}: left out, no time was left"
 
 
 def figure(result: dict[str, Any], path: Path) -> None:
@@ -210,11 +237,14 @@ def figure(result: dict[str, Any], path: Path) -> None:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder of the JSON and figure.")] = RESULTS,
-    minutes: Annotated[float, typer.Option(help="No case begins later.")] = 6.5,
+    budget: Annotated[float, typer.Option(help="Minutes that it may take.")] = 7.0,
     dry_run: Annotated[bool, typer.Option(help="Lists the cases.")] = False,
-    small: Annotated[bool, typer.Option(help="One case, interpreted.")] = False,
+    small: Annotated[bool, typer.Option(help="Small cases, interpreted.")] = False,
 ) -> None:
-    """Measures, writes `gpu_kernels.json` and `gpu_kernels.svg`, prints a summary."""
+    """Measures, writes `gpu_kernels.json` and `gpu_kernels.svg`, prints a summary.
+
+    Ends with status 1 where a kernel fails or differs from its twin.
+    """
     wanted = tiny() if small else cases()
     if dry_run:
         for case in wanted:
@@ -223,12 +253,20 @@ def main(
     import jax
 
     if not small and jax.default_backend() != "gpu":
-        raise typer.BadParameter("no GPU is at hand; --small interprets one case")
-    result = results(wanted, minutes=minutes, small=small)
-    (out / "gpu_kernels.json").write_text(json.dumps(result, indent=1) + "\n")
-    figure(result, out / "gpu_kernels.svg")
+        raise typer.BadParameter("no GPU is at hand; --small interprets small cases")
+    out.mkdir(parents=True, exist_ok=True)
+
+    def save(result: dict[str, Any]) -> None:
+        (out / "gpu_kernels.json").write_text(json.dumps(result, indent=1) + "\n")
+
+    result = results(wanted, budget=budget, small=small, save=save)
+    save(result)
     for line in lines(result):
         print(line)
+    if result["cases"]:
+        figure(result, out / "gpu_kernels.svg")
+    if result["failed"] or not all(one["agrees"] for one in result["cases"]):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
