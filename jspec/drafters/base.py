@@ -25,7 +25,8 @@ class About:
       weights: what it must be given; `None`: nothing.
       passes: model passes that drafting `gamma` tokens takes.
       topology: what it proposes.
-      q: "certain" drafts have no law; "dense" ones have.
+      q: "certain" drafts have no law; that of "dense" ones is over all tokens, that of
+        "sparse" ones over a vocabulary of the drafter's own.
     """
 
     paper: str
@@ -33,7 +34,12 @@ class About:
     weights: str | None
     passes: Literal["none", "one", "gamma"]
     topology: Literal["none", "chain", "block", "tree"]
-    q: tuple[Literal["certain", "dense"], ...]
+    q: tuple[Literal["certain", "dense", "sparse"], ...]
+
+    @property
+    def drawn(self) -> bool:
+        """Whether drafts can be drawn from a law."""
+        return not {"dense", "sparse"}.isdisjoint(self.q)
 
 
 @pytree

@@ -59,7 +59,7 @@ class Eagle3:
         weights="an EAGLE-3 head made for the target",
         passes="gamma",
         topology="tree",
-        q=("dense", "certain"),
+        q=("dense", "sparse", "certain"),
     )
     config: Eagle3Config
     taps: Sequence[int] | None = None

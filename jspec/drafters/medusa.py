@@ -94,7 +94,7 @@ class Medusa:
         weights="Medusa heads made for the target",
         passes="one",
         topology="tree",
-        q=("dense", "certain"),
+        q=("dense", "sparse", "certain"),
     )
     config: MedusaConfig
     gamma: int = 4

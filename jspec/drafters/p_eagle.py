@@ -86,7 +86,7 @@ class PEagle:
         weights="a P-EAGLE head made for the target",
         passes="one",
         topology="block",
-        q=("dense", "certain"),
+        q=("dense", "sparse", "certain"),
     )
     config: PEagleConfig
     gamma: int = 4

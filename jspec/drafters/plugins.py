@@ -111,8 +111,9 @@ def _wrong_about(kind: Any) -> Iterator[str]:
             yield f"about.passes must be one of {passes}, not {about.passes!r}"
         if about.topology not in shapes:
             yield f"about.topology must be one of {shapes}, not {about.topology!r}"
-        if not about.q or set(about.q) - {"certain", "dense"}:
-            yield f"about.q must be of 'certain' and 'dense', not {about.q!r}"
+        laws = ("certain", "dense", "sparse")
+        if not about.q or set(about.q).difference(laws):
+            yield f"about.q must be of {laws}, not {about.q!r}"
 
 
 def _wrong_verb(kind: Any, name: str, wanted: Any) -> Iterator[str]:

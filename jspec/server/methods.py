@@ -28,7 +28,8 @@ class Method:
       weights: what `drafter=` must be; `None`: nothing.
       passes: model passes that drafting takes: "none", "one", or "gamma" of them.
       topology: what it proposes.
-      q: whether drafts are certain or drawn from a dense law; the default first.
+      q: whether drafts are certain or drawn, and from a law over all tokens ("dense")
+        or over a drafter's own ("sparse"); the default first.
       num_speculative_tokens: K if none is asked for.
       refused: what it cannot be combined with, a sentence each.
     """
@@ -57,10 +58,10 @@ def methods() -> tuple[Method, ...]:
         refused = requests
         if about.weights is None:
             refused += (f"drafter= is refused: {name!r} has no weights",)
-        if "dense" not in about.q:
+        if not about.drawn:
             certain = "draft_sampling='probabilistic' is refused: drafts are certain"
             refused += (certain,)
-        refused += _unjudged(name, about.topology)
+        refused += _unjudged(name, drafter)
         listed.append(
             Method(
                 name=name,
@@ -77,15 +78,22 @@ def methods() -> tuple[Method, ...]:
     return tuple(listed)
 
 
-def _unjudged(name: str, topology: str) -> tuple[str, ...]:
-    """The verifications that cannot judge what a method drafts."""
+def _unjudged(name: str, drafter: Any) -> tuple[str, ...]:
+    """The verifications that cannot judge what a method drafts.
+
+    A class whose `branching` is no constant drafts trees or chains as its options say.
+    """
+    topology = drafter.about.topology
     if topology == "none":
         return ("verification= is refused, but for 'standard': nothing is drafted",)
-    refusals = (
-        kind.about.shape_refusal(name, branching=topology == "tree")
-        for kind in VERIFICATIONS.values()
-    )
-    return tuple(refusal for refusal in refusals if refusal is not None)
+    refused = []
+    for rule, kind in VERIFICATIONS.items():
+        refusal = kind.about.shape_refusal(name, branching=topology == "tree")
+        if refusal is not None and drafter.branching is not True:
+            refusal = f"verification {rule!r} is refused as a tree: it judges chains"
+        if refusal is not None:
+            refused.append(refusal)
+    return tuple(refused)
 
 
 def _default_gamma(drafter: Any) -> int:
@@ -200,11 +208,11 @@ class Asked:
             fields["gamma"] = k
         if self.draft_sampling != "auto":
             sampling = self.draft_sampling
-            wanted = "dense" if sampling == "probabilistic" else "certain"
-            if wanted not in kind.about.q:
+            about, drawn = kind.about, sampling == "probabilistic"
+            if not (about.drawn if drawn else "certain" in about.q):
                 raise ValueError(
                     f"draft_sampling={sampling!r} does not work with method {name!r}, "
-                    f"whose drafts are {' or '.join(kind.about.q)}"
+                    f"whose drafts are {' or '.join(about.q)}"
                 )
             if "draft_sampling" in known:
                 fields["draft_sampling"] = sampling

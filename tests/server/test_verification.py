@@ -61,7 +61,8 @@ def test_a_lossy_run_says_so_in_results_metrics_and_logs(servers, caplog):
 
 def test_methods_lists_pairs_that_are_not_supported(monkeypatch):
     class Forest(NGram):
-        about = dataclasses.replace(NGram.about, topology="tree")
+        about = dataclasses.replace(NGram.about, topology="tree", q=("sparse",))
+        branching = True
 
     listed = {**METHODS, "forest": Forest}
     monkeypatch.setattr("jspec.server.methods.METHODS", listed)
@@ -72,5 +73,13 @@ def test_methods_lists_pairs_that_are_not_supported(monkeypatch):
         f"'standard'"
         for name in ("block", "synthetic", "fly")
     ]
+    assert not [line for line in refused["forest"] if "draft_sampling" in line]
+    assert [line for line in refused["ngram"] if "draft_sampling" in line]
+    for name in ("eagle", "eagle3", "medusa"):
+        pairs = [line for line in refused[name] if line.startswith("verification")]
+        assert pairs == [
+            f"verification {rule!r} is refused as a tree: it judges chains"
+            for rule in ("block", "synthetic", "fly")
+        ]
     assert not [line for line in refused["ngram"] if line.startswith("verification")]
     assert any("but for 'standard'" in line for line in refused["none"])
