@@ -710,6 +710,10 @@ def test_the_command_passes_on_what_it_was_told_and_says_where_it_is(command):
         "dtype": "float32",
         "seed": 4,
         "grace": 1.5,
+        "draft_sampling": "auto",
+        "method_options": None,
+        "schedule": None,
+        "verification": "standard",
     }
 
 
