@@ -139,6 +139,7 @@ class KVCache:
         window: int | None,
         scale: float,
         block_pages: int,
+        implementation: str | None = None,
     ) -> Float[Array, "B N H D"]:
         """Attention of appended nodes to committed tokens and to their ancestors.
 
@@ -150,11 +151,25 @@ class KVCache:
           window: how many positions back a node sees, itself included.
           scale: of the scores.
           block_pages: pages read in one step; divides the table's width.
+          implementation: of `jspec.pallas.paged_attention`: `"gpu"`, its kernel for
+            NVIDIA GPUs, which has not run on one yet; `"reference"`, its twin. `None`:
+            the native kernel on a CPU that has it; elsewhere what `paged_attention`
+            chooses.
+
+        Raises:
+          ValueError: the implementation asked for does not take these shapes, or
+            there is none of that name.
         """
         asked = {"ancestors": ancestors, "window": window, "scale": scale}
         cached = (self.pages.k[layer], self.pages.v[layer], self.table, self.length)
-        anywhere = functools.partial(paged_attention, block_pages=block_pages, **asked)
-        if not (native.ready() and native.supports(q, cached[0])):
+        anywhere = functools.partial(
+            paged_attention,
+            block_pages=block_pages,
+            implementation=implementation,
+            **asked,
+        )
+        by_hand = implementation is not None
+        if by_hand or not (native.ready() and native.supports(q, cached[0])):
             return anywhere(q, *cached)
         by_cpu = functools.partial(native.attention, **asked)
         return jax.lax.platform_dependent(q, *cached, cpu=by_cpu, default=anywhere)

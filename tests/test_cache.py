@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -86,3 +87,41 @@ def test_keep_on_a_tree_moves_the_path_together():
 
 def test_bytes_of_a_token_count_keys_and_values_of_all_layers():
     assert empty([[0, 1, 2]] * 2, [0, 0]).pages.bytes_per_token == 2 * 2 * 2 * 4
+
+
+def test_attention_is_by_the_implementation_asked_for():
+    cache = empty([[5, 2, 8], [1, 8, 8]], [3, 0]).append(0, nodes(2, 1), nodes(2, 1))
+    options = {"ancestors": None, "window": None, "scale": 1.0, "block_pages": 3}
+    plain = cache.attend(0, nodes(2, 1), **options)
+    twin = cache.attend(0, nodes(2, 1), implementation="reference", **options)
+    np.testing.assert_allclose(plain, twin, rtol=1e-6)
+    with pytest.raises(ValueError, match="heads of 128 numbers in float32, not of 2"):
+        cache.attend(0, nodes(2, 1), implementation="gpu", **options)
+    with pytest.raises(ValueError, match="no implementation 'triton'"):
+        cache.attend(0, nodes(2, 1), implementation="triton", **options)
+
+
+def test_the_gpu_kernel_is_in_the_program_where_a_caller_asked_for_it():
+    layout = CacheLayout(rows=1, room=64, pages=4)
+    pages = empty_pages(layout, layers=1, key_heads=1, head_dim=64, dtype=jnp.bfloat16)
+    cache = KVCache(
+        pages=pages, table=jnp.arange(4)[None], length=jnp.zeros((1,), jnp.int32)
+    )
+
+    def attend(cache, q, implementation):
+        return cache.attend(
+            0,
+            q,
+            ancestors=None,
+            window=None,
+            scale=1.0,
+            block_pages=layout.block_pages,
+            implementation=implementation,
+        )
+
+    traced = jax.jit(attend, static_argnums=2)
+    for implementation, there in (("gpu", True), ("reference", False), (None, False)):
+        lowered = traced.trace(cache, jnp.ones((1, 1, 1, 64)), implementation).lower(
+            lowering_platforms=("cuda",)
+        )
+        assert ("mosaic_gpu" in lowered.as_text()) == there
