@@ -9,6 +9,8 @@ from jaxtyping import Array, Int, Key
 
 from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import About, Memory, View
+from jspec.drafters.block_config import check_drafting
+from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal
 from jspec.sampling import draw, greedy, law
@@ -33,6 +35,10 @@ class DraftModel:
         and filters, and reports that law.
       vocabulary: "same" demands the target's tokens; "shared" drafts with those that
         both tokenizers have (see `translated`).
+      confidence_threshold: drafts that are less likely than this to be kept are not
+        offered; the confidence is what the law gives its likeliest token.
+      ragged: how rows share a budget of verified drafts: see `Ragged`.
+      ragged_budget: drafts verified per row of a round, on the average.
     """
 
     about: ClassVar[About] = About(
@@ -46,6 +52,9 @@ class DraftModel:
     gamma: int = 4
     draft_sampling: Literal["greedy", "probabilistic"] = "probabilistic"
     vocabulary: Literal["same", "shared"] = "same"
+    confidence_threshold: float = 0.0
+    ragged: Literal["static", "cap-accept", "compact"] = "static"
+    ragged_budget: float | None = None
     feature_layers = ()
     branching = False
 
@@ -53,15 +62,16 @@ class DraftModel:
         """Refuses what it cannot do."""
         if self.gamma < 0:
             raise ValueError(f"gamma must be at least 0, not {self.gamma}")
-        if self.draft_sampling not in ("greedy", "probabilistic"):
-            raise ValueError(
-                f"draft_sampling must be 'greedy' or 'probabilistic', not "
-                f"{self.draft_sampling!r}"
-            )
+        check_drafting(self)
         if self.vocabulary not in ("same", "shared"):
             raise ValueError(
                 f"vocabulary must be 'same' or 'shared', not {self.vocabulary!r}"
             )
+
+    @property
+    def verified(self) -> Ragged:
+        """Which drafts the target reads."""
+        return asked(self.ragged, self.ragged_budget)
 
     def check(self, weights: Any, target: Target) -> None:
         """Refuses a model with other tokens; padding rows of either do not count."""
@@ -110,36 +120,40 @@ class DraftModel:
         logits, pages = self._pass(weights, memory.pages, view.cache, pair, length - 1)
         fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
 
-        def choose(logits: Array, step: Array) -> tuple[Array, Array | None]:
+        def choose(logits: Array, step: Array) -> tuple[Array, Array | None, Array]:
             logits = _fit(logits, width)
+            sure = likeliest(logits)
             if self.draft_sampling == "greedy":
-                return greedy(logits), None
+                return greedy(logits), None, sure
             q = law(logits[:, None], view.sampling)[:, 0]
-            return draw(fold(keys, step), q), q
+            return draw(fold(keys, step), q), q, sure
 
-        first, q_first = choose(logits, jnp.int32(0))
+        first, q_first, sure_first = choose(logits, jnp.int32(0))
 
         def visit(carry: tuple[Array, Pages], step: Array):
             token, pages = carry
             logits, pages = self._pass(
                 weights, pages, view.cache, token[:, None], length + step
             )
-            token, q = choose(logits, step)
-            return (token, pages), (token, q)
+            token, q, sure = choose(logits, step)
+            return (token, pages), (token, q, sure)
 
         steps = jnp.arange(1, self.gamma, dtype=jnp.int32)
-        (_, pages), (tokens, q) = jax.lax.scan(visit, (first, pages), steps)
+        (_, pages), (tokens, q, sure) = jax.lax.scan(visit, (first, pages), steps)
         drafted = jnp.concatenate([anchor[None], first[None], tokens]).T
         nodes = jnp.arange(self.gamma + 1, dtype=jnp.int32) - 1
         dense = None
         if q_first is not None and q is not None:
             dense = jnp.stack([jnp.zeros_like(q_first), q_first])
             dense = jnp.moveaxis(jnp.concatenate([dense, q]), 0, 1)
+        sure = jnp.concatenate([jnp.ones((1, batch)), sure_first[None], sure])
         proposal = Proposal(
             tokens=drafted,
             parent=jnp.broadcast_to(nodes, (batch, self.gamma + 1)),
             q=dense,
+            confidence=sure.T,
         )
+        proposal = cut_unlikely(proposal, self.confidence_threshold)
         return proposal, dataclasses.replace(memory, pages=pages)
 
     def observe(

@@ -24,6 +24,7 @@ from jspec.drafters.layers import check_weights
 from jspec.drafters.multi_eagle import MultiEagle
 from jspec.drafters.pair_drafts import check_options, draft
 from jspec.drafters.pairs import PairModel, empty_pairs, observe_pairs
+from jspec.drafters.ragged import Ragged, asked
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
 
@@ -44,6 +45,8 @@ class Eagle:
       window: the drafter sees so many of the newest tokens; `None`: as in its config.
       sink: and so many of the first ones.
       confidence_threshold: a chain ends before its survival falls below it.
+      ragged: how the chains of a round share a budget of verified drafts: `Ragged`.
+      ragged_budget: drafts verified per row of a round, on the average.
     """
 
     about: ClassVar[About] = About(
@@ -62,6 +65,8 @@ class Eagle:
     window: int | None = None
     sink: int = 0
     confidence_threshold: float = 0.0
+    ragged: Literal["static", "cap-accept", "compact"] = "static"
+    ragged_budget: float | None = None
 
     def __post_init__(self) -> None:
         """Refuses what it cannot do."""
@@ -85,6 +90,11 @@ class Eagle:
     def branching(self) -> bool:
         """Whether it grows a tree."""
         return self.tree_width > 1
+
+    @property
+    def verified(self) -> Ragged:
+        """Which drafts the target reads."""
+        return asked(self.ragged, self.ragged_budget)
 
     def fit(self, target: Target) -> Self:
         """Reads the last layer of this target."""

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from jspec.drafters.base import Memory, View
 from jspec.drafters.pairs import PairModel, PairPages, mixed, run
-from jspec.drafters.ragged import cut_unlikely, likeliest
+from jspec.drafters.ragged import asked, cut_unlikely, likeliest
 from jspec.drafters.trees import Candidates, Frontier, grow_tree, top_candidates
 from jspec.rounds import DEAD, Proposal, SparseLaw, ancestors_of
 from jspec.sampling import draw, greedy, law
@@ -21,7 +21,7 @@ def check_options(drafter: Any) -> None:
     """Raises `ValueError` if an option of a drafter of pairs cannot be.
 
     Those options are `gamma`, `draft_sampling`, `tree_width`, `tree_nodes`, `window`,
-    `sink` and `confidence_threshold`.
+    `sink`, `confidence_threshold`, `ragged` and `ragged_budget`.
     """
     for name, least in (
         ("gamma", 0),
@@ -56,6 +56,12 @@ def check_options(drafter: Any) -> None:
     if drafter.confidence_threshold and drafter.tree_width > 1:
         raise ValueError(
             "confidence_threshold cuts a chain; a tree has tree_nodes for that"
+        )
+    asked(drafter.ragged, drafter.ragged_budget)
+    if drafter.ragged != "static" and drafter.tree_width > 1:
+        raise ValueError(
+            f"ragged={drafter.ragged!r} shares drafts among chains; a tree has "
+            f"tree_nodes for that"
         )
 
 

@@ -245,6 +245,16 @@ def test_r57_the_taps_of_a_shallow_target_must_be_said():
     assert eagle3(config={"taps": None}, taps=[1, 0, 2]).feature_layers == (1, 0, 2)
 
 
+def test_chains_share_a_budget_and_greedy_text_stays():
+    aim, drafter = tiny_target(), eagle3(gamma=3, ragged="compact", ragged_budget=1.5)
+    prompts = [[1, 2, 3], [5, 6], [9, 4, 2, 7]]
+    params = dataclasses.replace(GREEDY, max_tokens=8)
+    right = decode(aim, METHODS["none"](), None, prompts, params)
+    done = decode(aim, drafter, weights_of(drafter), prompts, params)
+    assert [d.tokens for d in done] == [d.tokens for d in right]
+    assert sum(d.drafted[0] for d in done) == 5
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -257,6 +267,11 @@ def test_r57_the_taps_of_a_shallow_target_must_be_said():
             "drafts a chain",
         ),
         (lambda: eagle(confidence_threshold=2.0), "must lie in 0..1"),
+        (lambda: eagle(ragged_budget=2.0), "ragged_budget goes with"),
+        (
+            lambda: eagle(tree_width=2, ragged="compact", ragged_budget=2.0),
+            "shares drafts among chains",
+        ),
         (lambda: eagle3(config={"taps": (1, 2)}), "are 2, and .* made of 3"),
         (lambda: eagle3(config={"tap_norms": True, "fuse_norm": True}), "exclude"),
         (lambda: eagle3(config={"normed_feed": True, "final_norm": False}), "needs"),
