@@ -10,6 +10,7 @@ import pytest
 import typer
 
 import jspec
+from jspec.drafters.plugins import BUILTIN
 
 ROOT = Path(__file__).parents[1]
 CORE = ("decode", "drafters", "models", "pallas", "rounds", "sampling", "verify")
@@ -66,6 +67,24 @@ def test_no_tracked_file_names_a_registry_host_or_a_place_on_one_machine(pattern
     assert (
         lines_with(pattern, tracked(":!benchmarks/data/*/*.jsonl", ":!LICENSE")) == []
     )
+
+
+def test_every_method_stands_in_the_readme_and_in_the_docs():
+    rows = (ROOT / "README.md").read_text("utf-8").partition("| method |")[2]
+    table = rows.partition("\n\n")[0]
+    docs = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    assert len(BUILTIN) > 8
+    assert [name for name in sorted(BUILTIN) if f"`{name}`" not in table] == []
+    assert [name for name in sorted(BUILTIN) if f"Method `{name}`" not in docs] == []
+
+
+def test_every_module_stands_among_the_floors_of_the_docs():
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    floors = text.partition("## Floors")[2].split("```")[1]
+    below = {path.stem for path in (ROOT / "jspec").glob("*.py")}
+    below |= {path.parent.name for path in (ROOT / "jspec").glob("*/__init__.py")}
+    said = set(re.findall(r"\w+", floors))
+    assert below - {"__init__"} <= said
 
 
 def test_the_core_suppresses_no_checker():
