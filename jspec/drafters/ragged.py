@@ -191,6 +191,7 @@ class PackedCache(KVCache):
         window: int | None,
         scale: float,
         block_pages: int,
+        implementation: str | None = None,
     ) -> Float[Array, "T 1 H D"]:
         """Attention of every node to its own row."""
         mixed = self.whole.attend(
@@ -200,6 +201,7 @@ class PackedCache(KVCache):
             window=window,
             scale=scale,
             block_pages=block_pages,
+            implementation=implementation,
         )
         flat = mixed.reshape(-1, *mixed.shape[2:])
         return flat.at[self.node].get(mode="clip")[:, None]
