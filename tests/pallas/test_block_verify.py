@@ -37,7 +37,7 @@ def test_two_drafts_of_the_papers_example_keep_eleven_ninths():
         assert abs(accepted.mean() - mean) < 5e-3
 
 
-@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("certain", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_emitted_tokens_follow_the_target_law(certain):
     b = 200_000
     logits = jnp.broadcast_to(jnp.log(P), (b, 3, 3))
@@ -63,6 +63,7 @@ def test_emitted_tokens_follow_the_target_law(certain):
 
 
 @pytest.mark.parametrize("dense", [pytest.param(False, marks=pytest.mark.slow), True])
+# Dense is the one test of draft laws in kernels that every run makes.
 def test_the_kernel_agrees_with_its_twin_token_by_token(interpreted, dense):
     inputs, q = scene(4)
     inputs = list(inputs)

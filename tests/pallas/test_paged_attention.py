@@ -159,7 +159,16 @@ def kernel_options(ancestors, *, d=64, window=None):
     }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+SLOW = {"one, tree", "tree", "chain, two warpgroups"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in SHAPES
+    ],
+)
 def test_the_kernel_agrees_with_its_twin_without_a_race(name, interpreted):
     asked = {"dtype": jnp.bfloat16, **SHAPES[name]}
     window, d = asked.pop("window", None), asked.get("d", 64)
@@ -193,6 +202,7 @@ def test_a_row_without_pages_and_its_neighbours_nan_are_silent(interpreted):
     )
 
 
+@pytest.mark.slow
 def test_the_kernels_bits_depend_neither_on_neighbours_nor_on_the_nodes_after(
     interpreted,
 ):

@@ -83,7 +83,7 @@ def test_at_temperature_0_chains_are_judged_greedily():
         np.testing.assert_array_equal(bonus, right)
 
 
-@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("dense", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_kernel_agrees_with_its_twin_token_by_token(interpreted, dense):
     inputs, q = scene(4)
     inputs = list(inputs)

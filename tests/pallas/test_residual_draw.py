@@ -57,13 +57,10 @@ def test_a_token_without_weight_is_never_drawn(interpreted, u):
     assert ours.tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param("dense", marks=pytest.mark.slow),
-        pytest.param("certain", marks=pytest.mark.slow),
-        "law",
-    ],
+    ["dense", "certain", "law"],
 )
 def test_the_kernel_agrees_with_its_twin_token_by_token(interpreted, case):
     b, v = 4, 640
