@@ -135,9 +135,19 @@ def norm(
 ) -> Float[Array, "*S E"]:
     """RMSNorm (Zhang and Sennrich 2019): float32 inside, cast back, then the weight."""
     wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
+    scale = jax.lax.rsqrt(_sums(jnp.square(wide)) / x.shape[-1] + eps)
     weight = weight.reshape((1,) * (x.ndim - 1) + weight.shape)
     return (wide * scale).astype(x.dtype) * weight
+
+
+def _sums(x: Float[Array, "*S E"]) -> Float[Array, "*S 1"]:
+    """Of the last axis; on a CPU in one order, as `linears` sums."""
+    if not native.ready():
+        return x.sum(-1, keepdims=True)
+    rows = x.reshape(-1, x.shape[-1])
+    ones = jnp.ones((1, x.shape[-1]), x.dtype)
+    (sums,) = _native_product(True, jnp.dtype(x.dtype), rows, (ones,))
+    return sums.reshape(*x.shape[:-1], 1)
 
 
 def embed(table: Float[Array, "V E"], tokens: Int[Array, "B N"]) -> Array:

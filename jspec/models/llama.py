@@ -126,7 +126,7 @@ class Decoder(nnx.Module):
           logits: whether the successors' logits are wanted.
         """
         config = self.config
-        if tokens.size == 1 and self.dtype == jnp.bfloat16 and not native.ready():
+        if tokens.size == 1 and (self.dtype == jnp.bfloat16 or native.ready()):
             return self._alone(tokens, parent, cache, feature_layers, logits=logits)
         ancestors = ancestors_of(parent) if branching else None
         nodes = jnp.arange(tokens.shape[1])[None]
@@ -158,9 +158,9 @@ class Decoder(nnx.Module):
     ) -> Seen:
         """One token beside a second that nobody reads.
 
-        XLA sums one bfloat16 row in another order than the same row among several
-        (and on a CPU 20 times slower than two); with never fewer than two, a token has
-        the same bits whatever is verified beside it.
+        XLA computes one row in another order than the same row among several (and a
+        bfloat16 product of one row on a CPU 20 times slower than of two); with never
+        fewer than two, a token has the same bits whatever is verified beside it.
         """
         twice = jnp.concatenate([tokens, tokens], axis=1)
         seen = self(
