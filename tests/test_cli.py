@@ -166,7 +166,7 @@ def test_the_installed_command_answers_and_refuses(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert [len(answer["token_ids"]) for answer in answers] == [12, 12]
-    wrong = run("generate", *options, "--method", "eagle", "a b")
+    wrong = run("generate", *options, "--method", "nonesuch", "a b")
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("jspec: method 'eagle' is not known")
+    assert wrong.stderr.startswith("jspec: method 'nonesuch' is not known")
     assert len(wrong.stderr.splitlines()) == 1
