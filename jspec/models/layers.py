@@ -144,10 +144,25 @@ def _sums(x: Float[Array, "*S E"]) -> Float[Array, "*S 1"]:
     """Of the last axis; on a CPU in one order, as `linears` sums."""
     if not native.ready():
         return x.sum(-1, keepdims=True)
-    rows = x.reshape(-1, x.shape[-1])
-    ones = jnp.ones((1, x.shape[-1]), x.dtype)
-    (sums,) = _native_product(True, jnp.dtype(x.dtype), rows, (ones,))
-    return sums.reshape(*x.shape[:-1], 1)
+    return _native_sums(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], 1)
+
+
+def _row_sums(x: Float[Array, "R E"]) -> Float[Array, "R 1"]:
+    return x.sum(-1, keepdims=True)
+
+
+@jax.custom_jvp
+def _native_sums(x: Float[Array, "R E"]) -> Float[Array, "R 1"]:
+    def by_cpu(x: Array) -> Array:
+        ones = jnp.ones((1, x.shape[1]), x.dtype)
+        return native.linear(x, (ones,), transposed=True)[0]
+
+    return jax.lax.platform_dependent(x, cpu=by_cpu, default=_row_sums)
+
+
+@_native_sums.defjvp
+def _(primals, tangents):
+    return _native_sums(*primals), _row_sums(*tangents)
 
 
 def embed(table: Float[Array, "V E"], tokens: Int[Array, "B N"]) -> Array:
