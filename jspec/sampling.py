@@ -8,7 +8,16 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jspec.tree import pytree
 
-__all__ = ["Sampling", "Stream", "draw", "greedy", "law", "row_keys"]
+__all__ = [
+    "Sampling",
+    "Stream",
+    "draw",
+    "draw_each",
+    "greedy",
+    "law",
+    "row_keys",
+    "step_keys",
+]
 
 
 class Stream(enum.IntEnum):
@@ -132,3 +141,15 @@ def draw(keys: Key[Array, " B"], p: Float[Array, "B V"]) -> Int[Array, " B"]:
         return jax.random.categorical(key, jnp.log(row))
 
     return jax.vmap(pick)(keys, p).astype(jnp.int32)
+
+
+def step_keys(keys: Key[Array, " B"], step: Int[Array, ""] | int) -> Key[Array, " B"]:
+    """The rows' keys for one of several draws of a round."""
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, step)
+
+
+def draw_each(keys: Key[Array, " B"], q: Float[Array, "B N V"]) -> Int[Array, "B N"]:
+    """A token of every law, each with a key of its own."""
+    steps = jnp.arange(q.shape[1], dtype=jnp.int32)
+    each = jax.vmap(step_keys, in_axes=(None, 0))(keys, steps)
+    return jax.vmap(draw, in_axes=(0, 1), out_axes=1)(each, q)

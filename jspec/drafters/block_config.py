@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from jspec.drafters.layers import check_sizes, check_weights, known_fields
-from jspec.drafters.ragged import asked
+from jspec.drafters.ragged import asked, check_threshold
 from jspec.models.base import Rope, Target
 
 __all__ = [
@@ -216,7 +216,4 @@ def check_drafting(drafter: Any) -> None:
             f"draft_sampling must be 'greedy' or 'probabilistic', not "
             f"{drafter.draft_sampling!r}"
         )
-    if not 0 <= drafter.confidence_threshold <= 1:
-        raise ValueError(
-            f"confidence_threshold must lie in 0..1, not {drafter.confidence_threshold}"
-        )
+    check_threshold(drafter.confidence_threshold)

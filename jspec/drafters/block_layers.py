@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from jspec.cache import BLOCK, CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import Memory, View
@@ -15,11 +15,9 @@ from jspec.drafters.layers import borrowed_embedding
 from jspec.models.layers import linear, linears, norm, rotate, turns
 from jspec.pallas.block_attention import block_attention
 from jspec.rounds import Evidence
-from jspec.sampling import draw
 
 __all__ = [
     "block_pass",
-    "draw_each",
     "empty_context",
     "over_target",
     "write_context",
@@ -168,14 +166,6 @@ def over_target(
         real = real.reshape((1,) * (logits.ndim - 1) + real.shape)
         logits = jnp.where(real, logits, -jnp.inf)
     return logits
-
-
-def draw_each(keys: Key[Array, " B"], q: Float[Array, "B N V"]) -> Int[Array, "B N"]:
-    """A token of every law, each with a key of its own."""
-    steps = jnp.arange(q.shape[1], dtype=jnp.int32)
-    fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-    each = jax.vmap(fold, in_axes=(None, 0))(keys, steps)
-    return jax.vmap(draw, in_axes=(0, 1), out_axes=1)(each, q)
 
 
 class _Layer:

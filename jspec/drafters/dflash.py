@@ -17,7 +17,6 @@ from jspec.drafters.block_config import (
 )
 from jspec.drafters.block_layers import (
     block_pass,
-    draw_each,
     empty_context,
     over_target,
     write_context,
@@ -26,7 +25,7 @@ from jspec.drafters.layers import borrowed_head
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
-from jspec.sampling import greedy, law
+from jspec.sampling import draw_each, greedy, law
 
 __all__ = ["DFlash"]
 

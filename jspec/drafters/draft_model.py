@@ -13,7 +13,7 @@ from jspec.drafters.block_config import check_drafting
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal
-from jspec.sampling import draw, greedy, law
+from jspec.sampling import draw, greedy, law, step_keys
 
 __all__ = ["DraftModel"]
 
@@ -118,7 +118,6 @@ class DraftModel:
         before = self._before(view.cache)
         pair = jnp.stack([before, anchor], axis=1)
         logits, pages = self._pass(weights, memory.pages, view.cache, pair, length - 1)
-        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
 
         def choose(logits: Array, step: Array) -> tuple[Array, Array | None, Array]:
             logits = _fit(logits, width)
@@ -126,7 +125,7 @@ class DraftModel:
             if self.draft_sampling == "greedy":
                 return greedy(logits), None, sure
             q = law(logits[:, None], view.sampling)[:, 0]
-            return draw(fold(keys, step), q), q, sure
+            return draw(step_keys(keys, step), q), q, sure
 
         first, q_first, sure_first = choose(logits, jnp.int32(0))
 

@@ -22,7 +22,7 @@ from jspec.drafters.markov import DSparkConfig, bias, confidence, dspark_shapes
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
-from jspec.sampling import draw, greedy, law
+from jspec.sampling import draw, greedy, law, step_keys
 
 __all__ = ["DSpark"]
 
@@ -167,7 +167,6 @@ class DSpark:
         base: Float[Array, "B N V"],
     ) -> tuple[Array, Array | None, Array]:
         """Draws each token from its corrected law; confidences look one token back."""
-        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         heat = jnp.array(self.confidence_temperatures or [1.0] * self.gamma)
         tokens = view.target.config.tokens
 
@@ -184,7 +183,7 @@ class DSpark:
                 token, q = greedy(logits), None
             else:
                 q = law(logits[:, None], view.sampling)[:, 0]
-                token = draw(fold(keys, step), q)
+                token = draw(step_keys(keys, step), q)
             return (token, state), (token, q, sure)
 
         steps = jnp.arange(self.gamma, dtype=jnp.int32)

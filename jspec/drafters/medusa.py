@@ -23,16 +23,15 @@ from jspec.drafters.layers import (
     check_sizes,
     check_weights,
     known_fields,
-    target_feature,
     without_padding,
 )
-from jspec.drafters.ragged import cut_unlikely, likeliest
-from jspec.drafters.tail import newest_feature, write_features
+from jspec.drafters.ragged import check_threshold, cut_unlikely, likeliest
+from jspec.drafters.tail import newest_feature, remember_newest
 from jspec.drafters.trees import StaticTree, top_candidates
 from jspec.models.base import Target
 from jspec.models.layers import linear
 from jspec.rounds import DEAD, Evidence, Proposal, SparseLaw
-from jspec.sampling import draw, greedy, law
+from jspec.sampling import draw_each, greedy, law
 
 __all__ = ["Medusa", "MedusaConfig"]
 
@@ -114,11 +113,7 @@ class Medusa:
         object.__setattr__(self, "choices", tuple(map(tuple, self.choices)))
         if self.widths and self.choices:
             raise ValueError("widths and choices both say what the tree is; give one")
-        if not 0 <= self.confidence_threshold <= 1:
-            raise ValueError(
-                f"confidence_threshold must lie in 0..1, not "
-                f"{self.confidence_threshold}"
-            )
+        check_threshold(self.confidence_threshold)
         tree = self._tree
         if tree is not None and (
             self.draft_sampling == "probabilistic" or self.confidence_threshold
@@ -242,11 +237,7 @@ class Medusa:
         self, weights: Any, memory: Memory, evidence: Evidence, view: View
     ) -> Memory:
         """Remembers the newest state."""
-        assert evidence.features is not None
-        features = target_feature(view.target, evidence.features)
-        size, table = view.cache.pages.text.shape[1], view.cache.table
-        tail = write_features(memory.pages, table, evidence, features, size=size)
-        return dataclasses.replace(memory, pages=tail)
+        return remember_newest(memory, evidence, view)
 
     def _logits(
         self, weights: Any, state: Float[Array, "B E"], target: Any
@@ -261,11 +252,3 @@ class Medusa:
             head = weights[f"heads.{0 if config.shared_head else h}"]
             rows.append(linear(x, head, out=jnp.float32))
         return without_padding(jnp.concatenate(rows, 1) * config.logit_scale, target)
-
-
-def draw_each(keys: Key[Array, " B"], q: Float[Array, "B G V"]) -> Int[Array, "B G"]:
-    """A token of every law, each with a key of its own."""
-    steps = jnp.arange(q.shape[1], dtype=jnp.int32)
-    fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
-    each = jax.vmap(fold, in_axes=(None, 0))(keys, steps)
-    return jax.vmap(draw, in_axes=(0, 1), out_axes=1)(each, q)

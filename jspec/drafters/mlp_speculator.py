@@ -20,15 +20,14 @@ from jspec.drafters.layers import (
     check_sizes,
     check_weights,
     known_fields,
-    target_feature,
     without_padding,
 )
-from jspec.drafters.ragged import cut_unlikely, likeliest
-from jspec.drafters.tail import newest_feature, write_features
+from jspec.drafters.ragged import check_threshold, cut_unlikely, likeliest
+from jspec.drafters.tail import newest_feature, remember_newest
 from jspec.models.base import Target
 from jspec.models.layers import embed, linear
 from jspec.rounds import DEAD, Evidence, Proposal
-from jspec.sampling import draw, greedy, law
+from jspec.sampling import draw, greedy, law, step_keys
 
 __all__ = ["MLPSpeculator", "MLPSpeculatorConfig"]
 
@@ -100,11 +99,7 @@ class MLPSpeculator:
                 f"num_speculative_tokens must lie in 0..{self.config.steps}, the steps "
                 f"this speculator has weights for, not {self.gamma}"
             )
-        if not 0 <= self.confidence_threshold <= 1:
-            raise ValueError(
-                f"confidence_threshold must lie in 0..1, not "
-                f"{self.confidence_threshold}"
-            )
+        check_threshold(self.confidence_threshold)
 
     @classmethod
     def configure(cls, config: Mapping[str, Any], **options: Any) -> Self:
@@ -175,7 +170,6 @@ class MLPSpeculator:
         state = state[:, None]
         if self.config.scaled_input:
             state = _normed(state) / math.sqrt(2)
-        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         tokens, laws, sure = [anchor], [], [jnp.ones(anchor.shape)]
         for step in range(self.gamma):
             state = self._step(weights, step, state, tokens[-1])
@@ -185,7 +179,7 @@ class MLPSpeculator:
                 tokens.append(greedy(logits)[:, 0])
             else:
                 laws.append(law(logits, view.sampling)[:, 0])
-                tokens.append(draw(fold(keys, step), laws[-1]))
+                tokens.append(draw(step_keys(keys, step), laws[-1]))
             sure.append(likeliest(logits)[:, 0])
         q = None
         if laws:
@@ -202,11 +196,7 @@ class MLPSpeculator:
         self, weights: Any, memory: Memory, evidence: Evidence, view: View
     ) -> Memory:
         """Remembers the newest state."""
-        assert evidence.features is not None
-        features = target_feature(view.target, evidence.features)
-        size, table = view.cache.pages.text.shape[1], view.cache.table
-        tail = write_features(memory.pages, table, evidence, features, size=size)
-        return dataclasses.replace(memory, pages=tail)
+        return remember_newest(memory, evidence, view)
 
     def _step(
         self,

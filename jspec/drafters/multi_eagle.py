@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
@@ -35,7 +34,7 @@ from jspec.drafters.pairs import (
 from jspec.drafters.ragged import likeliest
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal
-from jspec.sampling import draw, greedy, law
+from jspec.sampling import draw, greedy, law, step_keys
 
 __all__ = ["MultiEagle", "MultiEagleConfig"]
 
@@ -163,7 +162,6 @@ class MultiEagle:
         parent = jnp.where((length > 0)[:, None], parent[None], DEAD)
         if self.gamma == 0:
             return Proposal(tokens=anchor[:, None], parent=parent), memory
-        fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         tokens, laws, sure = [anchor], [], [jnp.ones(anchor.shape)]
         states = None
         for step in range(self.gamma):
@@ -174,7 +172,7 @@ class MultiEagle:
                 tokens.append(greedy(logits)[:, 0])
             else:
                 laws.append(law(logits, view.sampling)[:, 0])
-                tokens.append(draw(fold(keys, step), laws[-1]))
+                tokens.append(draw(step_keys(keys, step), laws[-1]))
             sure.append(likeliest(logits)[:, 0])
         q = jnp.stack([jnp.zeros_like(laws[0]), *laws], axis=1) if laws else None
         proposal = Proposal(

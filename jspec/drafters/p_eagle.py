@@ -16,7 +16,6 @@ from jaxtyping import Array, Int, Key
 from jspec.cache import CacheLayout
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.block_config import check_drafting
-from jspec.drafters.block_layers import draw_each
 from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.eagle3_config import Eagle3Config
 from jspec.drafters.layers import check_weights, known_fields
@@ -24,7 +23,7 @@ from jspec.drafters.pairs import PairPages, mixed, run
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal, SparseLaw
-from jspec.sampling import greedy, law
+from jspec.sampling import draw_each, greedy, law
 
 __all__ = ["PEagle", "PEagleConfig"]
 

@@ -9,10 +9,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from jspec.drafters.base import Memory, View
 from jspec.drafters.pairs import PairModel, PairPages, mixed, run
-from jspec.drafters.ragged import asked, cut_unlikely, likeliest
+from jspec.drafters.ragged import asked, check_threshold, cut_unlikely, likeliest
 from jspec.drafters.trees import Candidates, Frontier, grow_tree, top_candidates
 from jspec.rounds import DEAD, Proposal, SparseLaw, ancestors_of
-from jspec.sampling import draw, greedy, law
+from jspec.sampling import draw, greedy, law, step_keys
 
 __all__ = ["check_options", "draft", "draft_chain", "draft_tree"]
 
@@ -49,10 +49,7 @@ def check_options(drafter: Any) -> None:
         )
     if drafter.sink and drafter.window is None:
         raise ValueError(f"sink={drafter.sink} needs window=, which it looks past")
-    if not 0 <= drafter.confidence_threshold <= 1:
-        raise ValueError(
-            f"confidence_threshold must lie in 0..1, not {drafter.confidence_threshold}"
-        )
+    check_threshold(drafter.confidence_threshold)
     if drafter.confidence_threshold and drafter.tree_width > 1:
         raise ValueError(
             "confidence_threshold cuts a chain; a tree has tree_nodes for that"
@@ -125,7 +122,6 @@ def draft_chain(
     if gamma == 0:
         return Proposal(tokens=anchor[:, None], parent=parent)
     pages: PairPages = memory.pages
-    fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
     slots = length[:, None] + jnp.arange(gamma)[None]
     none = tuple(
         jnp.zeros((b, gamma, *a.shape[1:2], a.shape[3]), a.dtype) for a in pages.k
@@ -160,7 +156,7 @@ def draft_chain(
             chosen, q = greedy(logits[:, 0]), None
         else:
             q = law(logits, view.sampling)[:, 0]
-            chosen = draw(fold(keys, step), q)
+            chosen = draw(step_keys(keys, step), q)
         token = chosen if model.ids is None else model.ids[chosen]
         feature = model.feed(hidden)[:, 0].astype(feature.dtype)
         sure = likeliest(logits)[:, 0]

@@ -11,12 +11,11 @@ from jspec import models
 from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.block_config import check_drafting
-from jspec.drafters.block_layers import draw_each
 from jspec.drafters.layers import check_weights, known_fields
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import ModelConfig, Seen, Target
 from jspec.rounds import Evidence, Proposal
-from jspec.sampling import greedy, law
+from jspec.sampling import draw_each, greedy, law
 
 __all__ = ["PARD", "PARDConfig"]
 

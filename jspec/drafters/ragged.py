@@ -12,7 +12,14 @@ from jspec.models.base import Seen, Target
 from jspec.rounds import DEAD, ROOT, Proposal
 from jspec.tree import pytree
 
-__all__ = ["Ragged", "asked", "cut_unlikely", "likeliest", "survival"]
+__all__ = [
+    "Ragged",
+    "asked",
+    "check_threshold",
+    "cut_unlikely",
+    "likeliest",
+    "survival",
+]
 
 
 def likeliest(logits: Float[Array, "*B V"]) -> Float[Array, "*B"]:
@@ -28,6 +35,12 @@ def survival(proposal: Proposal) -> Float[Array, "B N"]:
     """How likely each node of a chain is to be kept, those before it included."""
     assert proposal.confidence is not None
     return jnp.cumprod(proposal.confidence, axis=1)
+
+
+def check_threshold(threshold: float) -> None:
+    """Refuses a `confidence_threshold` that is no probability."""
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"confidence_threshold must lie in 0..1, not {threshold}")
 
 
 def cut_unlikely(proposal: Proposal, threshold: float) -> Proposal:

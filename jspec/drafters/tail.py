@@ -4,12 +4,16 @@ It lies in pages, not in rows, so a text that begins with cached pages goes on f
 their last feature at once, and nothing of a row's former text is left in it.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jspec.drafters.base import Memory, View
+from jspec.drafters.layers import target_feature
 from jspec.rounds import Evidence
 
-__all__ = ["newest_feature", "places", "write_features"]
+__all__ = ["newest_feature", "places", "remember_newest", "write_features"]
 
 
 def newest_feature(
@@ -48,6 +52,15 @@ def write_features(
     real = newest & (steps < evidence.count[:, None])
     page, _ = places(tail.shape[0], table, slot, real, size=size)
     return tail.at[page].set(features.astype(tail.dtype), mode="drop")
+
+
+def remember_newest(memory: Memory, evidence: Evidence, view: View) -> Memory:
+    """All that `observe` has to do for a drafter whose pages are such a tail."""
+    assert evidence.features is not None
+    features = target_feature(view.target, evidence.features)
+    size, table = view.cache.pages.text.shape[1], view.cache.table
+    tail = write_features(memory.pages, table, evidence, features, size=size)
+    return dataclasses.replace(memory, pages=tail)
 
 
 def places(
