@@ -6,7 +6,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from jspec.drafters.layers import check_sizes, check_weights, known_fields
+from jspec.drafters.layers import (
+    check_draft_sampling,
+    check_sizes,
+    check_weights,
+    known_fields,
+)
 from jspec.drafters.ragged import asked, check_threshold
 from jspec.models.base import Rope, Target
 
@@ -211,9 +216,5 @@ def check_options(drafter: Any, drafts: int) -> None:
 def check_drafting(drafter: Any) -> None:
     """Raises `ValueError` if a drafter cannot draw, or offer, as it is asked to."""
     asked(drafter.ragged, drafter.ragged_budget)
-    if drafter.draft_sampling not in ("greedy", "probabilistic"):
-        raise ValueError(
-            f"draft_sampling must be 'greedy' or 'probabilistic', not "
-            f"{drafter.draft_sampling!r}"
-        )
+    check_draft_sampling(drafter.draft_sampling, "greedy", "probabilistic")
     check_threshold(drafter.confidence_threshold)

@@ -16,6 +16,7 @@ __all__ = [
     "LayerSizes",
     "borrowed_embedding",
     "borrowed_head",
+    "check_draft_sampling",
     "check_sizes",
     "check_weights",
     "draft_layer",
@@ -249,6 +250,15 @@ def check_weights(
                 f"method {method!r}: the weight {name} has shape {found}; its "
                 f"configuration asks for {shapes.get(name)}"
             )
+
+
+def check_draft_sampling(asked: str, *known: str) -> None:
+    """Refuses a `draft_sampling` that the method does not know."""
+    if asked not in known:
+        *others, last = map(repr, known)
+        raise ValueError(
+            f"draft_sampling must be {', '.join(others)} or {last}, not {asked!r}"
+        )
 
 
 def check_sizes(

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, Key
 from jspec.cache import CacheLayout
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.layers import (
+    check_draft_sampling,
     check_sizes,
     check_weights,
     known_fields,
@@ -109,6 +110,7 @@ class Medusa:
                 f"num_speculative_tokens must lie in 0..{self.config.heads}, the heads "
                 f"there are, not {self.gamma}"
             )
+        check_draft_sampling(self.draft_sampling, "auto", "greedy", "probabilistic")
         object.__setattr__(self, "widths", tuple(self.widths))
         object.__setattr__(self, "choices", tuple(map(tuple, self.choices)))
         if self.widths and self.choices:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Key
 from jspec.cache import CacheLayout
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.layers import (
+    check_draft_sampling,
     check_sizes,
     check_weights,
     known_fields,
@@ -99,6 +100,7 @@ class MLPSpeculator:
                 f"num_speculative_tokens must lie in 0..{self.config.steps}, the steps "
                 f"this speculator has weights for, not {self.gamma}"
             )
+        check_draft_sampling(self.draft_sampling, "greedy", "probabilistic")
         check_threshold(self.confidence_threshold)
 
     @classmethod

@@ -22,7 +22,7 @@ from jaxtyping import Array, Int, Key
 from jspec.cache import CacheLayout
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.eagle_head import EagleConfig, eagle_model
-from jspec.drafters.layers import check_weights, known_fields
+from jspec.drafters.layers import check_draft_sampling, check_weights, known_fields
 from jspec.drafters.pairs import (
     PairModel,
     PairPages,
@@ -88,11 +88,7 @@ class MultiEagle:
 
     def __post_init__(self) -> None:
         """Refuses more steps than there are modules, and other ways of drafting."""
-        if self.draft_sampling not in ("auto", "greedy", "probabilistic"):
-            raise ValueError(
-                f"draft_sampling must be 'auto', 'greedy' or 'probabilistic', not "
-                f"{self.draft_sampling!r}"
-            )
+        check_draft_sampling(self.draft_sampling, "auto", "greedy", "probabilistic")
         if not 0 <= self.gamma <= self.config.modules:
             raise ValueError(
                 f"num_speculative_tokens must lie in 0..{self.config.modules}, the "

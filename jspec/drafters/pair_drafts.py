@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from jspec.drafters.base import Memory, View
+from jspec.drafters.layers import check_draft_sampling
 from jspec.drafters.pairs import PairModel, PairPages, mixed, run
 from jspec.drafters.ragged import asked, check_threshold, cut_unlikely, likeliest
 from jspec.drafters.trees import Candidates, Frontier, grow_tree, top_candidates
@@ -37,11 +38,7 @@ def check_options(drafter: Any) -> None:
             raise ValueError(
                 f"{name} must be an integer of at least {least}, not {value!r}"
             )
-    if drafter.draft_sampling not in ("auto", "greedy", "probabilistic"):
-        raise ValueError(
-            f"draft_sampling must be 'auto', 'greedy' or 'probabilistic', not "
-            f"{drafter.draft_sampling!r}"
-        )
+    check_draft_sampling(drafter.draft_sampling, "auto", "greedy", "probabilistic")
     if drafter.tree_width > 1 and drafter.draft_sampling == "probabilistic":
         raise ValueError(
             f"draft_sampling='probabilistic' drafts a chain: a tree of tree_width "

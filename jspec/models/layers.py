@@ -31,7 +31,6 @@ def linear(
     *,
     transposed: bool = False,
     out: jax.typing.DTypeLike | None = None,
-    implementation: Literal["native", "xla"] | None = None,
 ) -> Float[Array, "B N O"]:
     """`x @ w + bias`, all rows of all texts in one product.
 
@@ -43,16 +42,8 @@ def linear(
       bias: added in the result's dtype.
       transposed: whether `w` is the transpose.
       out: the result's dtype; sums are float32 whatever it is.
-      implementation: see `linears`.
     """
-    return linears(
-        x,
-        (w,),
-        (bias,),
-        transposed=transposed,
-        out=out,
-        implementation=implementation,
-    )[0]
+    return linears(x, (w,), (bias,), transposed=transposed, out=out)[0]
 
 
 def linears(
@@ -62,7 +53,7 @@ def linears(
     *,
     transposed: bool = False,
     out: jax.typing.DTypeLike | None = None,
-    implementation: Literal["native", "xla"] | None = None,
+    implementation: Literal["xla"] | None = None,
 ) -> tuple[Float[Array, "B N O"], ...]:
     """`linear` of the same rows with several matrices, read in one go.
 

@@ -9,6 +9,7 @@ import pytest
 
 from jspec.cache import CacheLayout, KVCache, empty_pages
 from jspec.drafters.base import View
+from jspec.drafters.layers import check_draft_sampling
 from jspec.drafters.medusa import Medusa, MedusaConfig
 from jspec.drafters.mlp_speculator import MLPSpeculator, MLPSpeculatorConfig
 from jspec.rounds import Evidence, SparseLaw
@@ -216,3 +217,11 @@ def test_what_cannot_be_is_refused_by_name(make, why):
     with pytest.raises(ValueError, match=why):
         drafter = make()
         drafter.check(weights_of(drafter), tiny_target())
+
+
+def test_a_way_of_drafting_that_a_method_does_not_know_is_refused():
+    check_draft_sampling("auto", "auto", "greedy", "probabilistic")
+    with pytest.raises(ValueError, match="must be 'auto', 'greedy' or 'probabilistic'"):
+        check_draft_sampling("soft", "auto", "greedy", "probabilistic")
+    with pytest.raises(ValueError, match="must be 'greedy' or 'probabilistic', not "):
+        check_draft_sampling("auto", "greedy", "probabilistic")
