@@ -16,7 +16,13 @@ from jspec.mesh import ShardingRules, sharding_of
 from jspec.server.vocabularies import shared_tokens, stand_ins
 from jspec.tokenizer import Tokenizer
 
-__all__ = ["load_model", "load_weights", "pick_dtype", "place_state"]
+__all__ = [
+    "load_model",
+    "load_weights",
+    "pick_dtype",
+    "place_state",
+    "trained_positions",
+]
 
 LOG = logging.getLogger("jspec")
 
@@ -129,6 +135,15 @@ def load_weights(
     if mesh is None:
         return translated
     return jax.device_put(translated, NamedSharding(mesh, PartitionSpec()))
+
+
+def trained_positions(drafting: Any, weights: Any) -> int | None:
+    """Positions that the drafter's rotation was trained for; `None`: not said.
+
+    A language model says it in its configuration, a head in the sizes of its layers.
+    """
+    sizes = getattr(getattr(drafting, "config", None), "sizes", None)
+    return getattr(getattr(weights, "config", sizes), "max_position", None)
 
 
 def place_state(

@@ -39,7 +39,13 @@ from jspec.params import (
     refuse_unsupported,
 )
 from jspec.server.corpora import CorpusState, Documents, Shelf
-from jspec.server.load import load_model, load_weights, pick_dtype, place_state
+from jspec.server.load import (
+    load_model,
+    load_weights,
+    pick_dtype,
+    place_state,
+    trained_positions,
+)
 from jspec.server.methods import Asked, fitted
 from jspec.server.schedule import make_controller, spell_schedule
 from jspec.server.stream import TextReader, TextStream
@@ -580,6 +586,14 @@ def serve(
         raise ValueError(
             f"max_model_len must lie in 2..{config.max_position}, which the model was "
             f"made for, not {room}"
+        )
+    trained = trained_positions(drafting, weights)
+    if trained is not None and trained < room:
+        LOG.warning(
+            "the drafter was trained for %d positions, texts may reach %d: beyond, its "
+            "rotation goes on by its formula, and fewer drafts may be accepted",
+            trained,
+            room,
         )
     if drafting.gamma >= room:
         raise ValueError(

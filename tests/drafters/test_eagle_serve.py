@@ -77,6 +77,28 @@ def test_a_tree_is_served_and_greedy_text_is_plain(servers, heads):
             assert done.token_ids == servers.plain(prompt, serving.greedy()).token_ids
 
 
+@pytest.mark.parametrize("kind", ["eagle", "draft_model"])
+@pytest.mark.slow
+def test_r15_a_drafter_of_shorter_texts_drafts_on_beyond_them(
+    servers, tmp_path, caplog, kind
+):
+    if kind == "eagle":
+        short = dataclasses.replace(SIZES, max_position=32)
+        head = eagle(short, config={"vocab_size": VOCAB})
+        drafter = saved(tmp_path / "short", "eagle", head)
+    else:
+        drafter = serving.write_checkpoint(tmp_path / "short", max_position=32)
+    wish = serving.greedy(40)
+    with served(servers, drafter, max_model_len=128) as server:
+        prompt = server.tokenizer.encode(PROMPT * 2)[:30]
+        [done] = server.generate([prompt], wish)
+    assert done.token_ids == servers.plain(prompt, wish).token_ids
+    [line] = [record.message for record in caplog.records]
+    assert line.startswith("the drafter was trained for 32 positions, texts may reach")
+    if kind == "draft_model":
+        assert done.speculation.accepted == done.speculation.drafted
+
+
 @pytest.mark.parametrize(
     ("head", "options", "why"),
     [
