@@ -337,7 +337,7 @@ def _windows(
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def to_hugging_face(config: ModelConfig, dtype: str) -> dict[str, Any]:
+def to_hugging_face(config: Any, dtype: str) -> dict[str, Any]:
     """A config.json that transformers 4 and 5 read as the same model.
 
     Raises:

@@ -21,7 +21,7 @@ from converters.sources import (
 )
 from converters.tables import ignored, lines
 from jspec import checkpoint
-from jspec.models.base import FAMILIES, weight_shapes
+from jspec.models import FAMILIES, weight_shapes
 from jspec.tokenizer import Tokenizer
 
 __all__ = ["TOKENIZER_FILES", "convert", "plan"]

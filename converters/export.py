@@ -19,7 +19,7 @@ from converters.sources import SAFETENSORS
 from converters.tables import Change, lines, same, transpose
 from jspec import checkpoint
 from jspec.drafters import METHODS
-from jspec.models.base import ModelConfig, weight_shapes
+from jspec.models.base import TargetConfig, weight_shapes
 
 __all__ = ["SHARD", "export", "exported"]
 
@@ -173,7 +173,7 @@ def _text(value: Any) -> str:
 
 
 def _config_json(
-    config: ModelConfig, manifest: Mapping[str, Any], dtype: str | None
+    config: TargetConfig, manifest: Mapping[str, Any], dtype: str | None
 ) -> dict[str, Any]:
     """The config.json it came with, as long as that still says the same model."""
     source = manifest.get("source", {})
@@ -195,7 +195,7 @@ def _config_json(
     return to_hugging_face(config, stored)
 
 
-def _arithmetic(config: ModelConfig) -> dict[str, Any]:
+def _arithmetic(config: TargetConfig) -> dict[str, Any]:
     """Everything but the ids that begin and end a text."""
     fields = config.to_json()
     return {key: value for key, value in fields.items() if "token_id" not in key}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jspec.models.base import ModelConfig, weight_shapes
+from jspec.models.base import TargetConfig, weight_shapes
 
 __all__ = [
     "IDS",
@@ -86,7 +86,7 @@ def _unpermute(array: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(rows_back.T)
 
 
-def lines(table: Table, config: ModelConfig) -> dict[str, tuple[str, Change]]:
+def lines(table: Table, config: TargetConfig) -> dict[str, tuple[str, Change]]:
     """The lines that `config` needs, its layers written out, by jspec's name.
 
     Raises:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jspec import native
 from jspec.pallas.paged_attention import paged_attention
 from jspec.tree import pytree
 
-__all__ = ["CacheLayout", "KVCache", "Pages", "empty_pages"]
+__all__ = ["CacheLayout", "KVCache", "Pages", "empty_pages", "layer_pages"]
 
 BLOCK = 256
 """Tokens that one step of attention reads; a row's table holds whole blocks."""
@@ -52,13 +53,14 @@ class Pages:
     """Memory shared by all rows, in pages of `S` tokens.
 
     Attributes:
-      k: keys, one array a layer.
-      v: values, one array a layer.
+      k: keys, `[P, K, S, D]`, one array a stored layer: layers may differ in key heads
+        and width, and a layer that reads another's keys stores none.
+      v: values, like `k`.
       text: ids of the committed tokens.
     """
 
-    k: tuple[Float[Array, "P K S D"], ...]
-    v: tuple[Float[Array, "P K S D"], ...]
+    k: tuple[Float[Array, "P _ S _"], ...]
+    v: tuple[Float[Array, "P _ S _"], ...]
     text: Int[Array, "P S"]
 
     @property
@@ -75,13 +77,29 @@ def empty_pages(
     head_dim: int,
     dtype: DTypeLike,
 ) -> Pages:
-    """Pages that hold nothing yet."""
-    shape = (layout.pages, key_heads, layout.page_size, head_dim)
-    return Pages(
-        k=tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
-        v=tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
-        text=jnp.zeros((layout.pages, layout.page_size), jnp.int32),
-    )
+    """Pages that hold nothing yet, of layers that are all alike."""
+    return layer_pages(layout, ((key_heads, head_dim),) * layers, dtype)
+
+
+def layer_pages(
+    layout: CacheLayout, heads: Sequence[tuple[int, int]], dtype: DTypeLike
+) -> Pages:
+    """Pages that hold nothing yet.
+
+    Args:
+      layout: how many.
+      heads: key heads and their width of each stored layer: a target's `cache_heads`.
+      dtype: of keys and values.
+    """
+
+    def zeros() -> tuple[Array, ...]:
+        return tuple(
+            jnp.zeros((layout.pages, count, layout.page_size, width), dtype)
+            for count, width in heads
+        )
+
+    text = jnp.zeros((layout.pages, layout.page_size), jnp.int32)
+    return Pages(k=zeros(), v=zeros(), text=text)
 
 
 @pytree
@@ -113,10 +131,16 @@ class KVCache:
         )
         return jnp.where(inside, page, none), slots % size
 
+    @property
+    def block_pages(self) -> int:
+        """Pages that one step of attention reads."""
+        size = self.pages.text.shape[1]
+        return max(1, min(BLOCK // size, self.table.shape[1]))
+
     def append(
         self, layer: int, k: Float[Array, "B N K D"], v: Float[Array, "B N K D"]
     ) -> "KVCache":
-        """Writes the nodes' keys and values of one layer behind the committed ones."""
+        """Writes the nodes' keys and values of a stored layer behind the committed."""
         page, slot = self._places(self.length[:, None] + jnp.arange(k.shape[1])[None])
 
         def swap(layers: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
@@ -139,18 +163,20 @@ class KVCache:
         window: int | None,
         scale: float,
         block_pages: int,
+        cap: float | None = None,
         implementation: str | None = None,
     ) -> Float[Array, "B N H D"]:
         """Attention of appended nodes to committed tokens and to their ancestors.
 
         Args:
-          layer: whose keys and values.
+          layer: the stored layer whose keys and values are read.
           q: one query a node, rotated.
           ancestors: `[b, n, m]`: node `n` descends from node `m` or is it. `None`:
             the nodes are a chain.
           window: how many positions back a node sees, itself included.
           scale: of the scores.
           block_pages: pages read in one step; divides the table's width.
+          cap: scores are `cap * tanh(score / cap)`; `None`: as they are.
           implementation: of `jspec.pallas.paged_attention`: `"gpu"`, its kernel for
             NVIDIA GPUs, which has not run on one yet; `"reference"`, its twin. `None`:
             the native kernel on a CPU that has it; elsewhere what `paged_attention`
@@ -165,10 +191,11 @@ class KVCache:
         anywhere = functools.partial(
             paged_attention,
             block_pages=block_pages,
+            cap=cap,
             implementation=implementation,
             **asked,
         )
-        by_hand = implementation is not None
+        by_hand = implementation is not None or cap is not None
         if by_hand or not (native.ready() and native.supports(q, cached[0])):
             return anywhere(q, *cached)
         by_cpu = functools.partial(native.attention, **asked)

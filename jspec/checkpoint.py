@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jspec.drafters import METHODS
-from jspec.models.base import ModelConfig, weight_shapes
+from jspec.models import TargetConfig, config_from_json, weight_shapes
 from jspec.storage import Placement, compare, main_dtype, read, staging, write
 
 __all__ = [
@@ -67,7 +67,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_config(path: Path) -> ModelConfig:
+def read_config(path: Path) -> TargetConfig:
     """The configuration of the target in `path`.
 
     Raises:
@@ -79,14 +79,14 @@ def read_config(path: Path) -> ModelConfig:
             f"{path} holds a checkpoint of kind {manifest['kind']!r}, not a target"
         )
     try:
-        return ModelConfig.from_json(manifest["config"])
+        return config_from_json(manifest["config"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the config in {Path(path) / MANIFEST}: {error}") from None
 
 
 def save(
     path: Path,
-    config: ModelConfig,
+    config: TargetConfig,
     weights: Mapping[str, Any],
     *,
     source: Mapping[str, Any],
@@ -121,7 +121,7 @@ def load(
     *,
     dtype: Any = None,
     sharding: Placement | None = None,
-) -> tuple[ModelConfig, dict[str, jax.Array]]:
+) -> tuple[TargetConfig, dict[str, jax.Array]]:
     """Reads a target's configuration and its weights, by dotted name.
 
     Args:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
+from jspec.cache import CacheLayout, KVCache, Pages, layer_pages
 from jspec.drafters.backlog import SPAN, Backlog, empty_backlog, observed, postpone
 from jspec.drafters.backlog import catch_up as observe_backlog
 from jspec.drafters.base import Drafter, Memory, View
@@ -172,13 +172,7 @@ def init_state(
                 seed=jnp.zeros((b, 2), jnp.uint32),
             ),
         ),
-        pages=empty_pages(
-            layout,
-            layers=config.num_layers,
-            key_heads=config.num_key_heads,
-            head_dim=config.head_dim,
-            dtype=dtype,
-        ),
+        pages=layer_pages(layout, config.cache_heads, dtype),
         memory=memory,
         rules=no_rules(b, config.vocab_size),
         backlog=empty_backlog(drafter, target, memory, b, dtype) if lazy else None,

@@ -20,7 +20,7 @@ from jaxtyping import Array, DTypeLike, Float, Int, Key
 
 from jspec import decode as steps
 from jspec import models
-from jspec.cache import CacheLayout, KVCache, empty_pages
+from jspec.cache import CacheLayout, KVCache, layer_pages
 from jspec.decode import STOPS, DecodeState, Emission, Finish, Rows
 from jspec.drafters import METHODS
 from jspec.drafters.base import About, Drafter, HostDrafter, Memory, View
@@ -145,6 +145,14 @@ class TableTarget:
         """Of the table."""
         return self.table.dtype
 
+    def embed_tokens(self, tokens: Int[Array, "B N"]) -> Float[Array, "B N V"]:
+        """The token, one-hot."""
+        return jax.nn.one_hot(tokens, self.table.shape[-1], dtype=self.table.dtype)
+
+    def normed(self, x: Float[Array, "B N V"]) -> Float[Array, "B N V"]:
+        """As it is."""
+        return x
+
     def __call__(
         self,
         tokens: Int[Array, "B N"],
@@ -156,7 +164,7 @@ class TableTarget:
         logits: bool = True,
     ) -> Seen:
         """Looks every node up; an id outside the table gives NaN."""
-        shown = jax.nn.one_hot(tokens, self.table.shape[-1], dtype=self.table.dtype)
+        shown = self.embed_tokens(tokens)
         return Seen(
             logits=embed(self.table, tokens).astype(jnp.float32) if logits else None,
             features=jnp.concatenate([shown] * len(feature_layers), axis=-1)
@@ -554,16 +562,9 @@ def compilations() -> Generator[list[str]]:
 def text_logits(target: Any, ids: Int[Any, "B T"]) -> Float[Array, "B T V"]:
     """Any target's logits at every position of whole texts, from an empty cache."""
     b, t = ids.shape
-    config = target.config
     layout = CacheLayout(rows=b, room=t, pages=b, page_size=t)
     cache = KVCache(
-        pages=empty_pages(
-            layout,
-            layers=config.num_layers,
-            key_heads=config.num_key_heads,
-            head_dim=config.head_dim,
-            dtype=target.dtype,
-        ),
+        pages=layer_pages(layout, target.config.cache_heads, target.dtype),
         table=jnp.arange(b, dtype=jnp.int32)[:, None],
         length=jnp.zeros(b, jnp.int32),
     )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
-from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
+from jspec.cache import CacheLayout, KVCache, Pages, layer_pages
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.block_config import check_drafting
 from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
@@ -89,16 +89,8 @@ class DraftModel:
 
     def init(self, weights: Any, layout: CacheLayout) -> Memory:
         """Empty pages of its own."""
-        config = weights.config
-        return Memory(
-            pages=empty_pages(
-                layout,
-                layers=config.num_layers,
-                key_heads=config.num_key_heads,
-                head_dim=config.head_dim,
-                dtype=weights.dtype,
-            )
-        )
+        heads = weights.config.cache_heads
+        return Memory(pages=layer_pages(layout, heads, weights.dtype))
 
     def propose(
         self,

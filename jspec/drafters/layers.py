@@ -40,6 +40,10 @@ class LayerSizes:
         cut off or wrapped: rotation is a formula of the position and only differences
         count. A drafter that draws the line itself does so with a window. `None`:
         not said.
+      rotary_dim: so many dimensions of a head are rotated, the first ones. `None`:
+        all.
+      output_gate: whether `q` makes a gate beside each head's query, whose sigmoid
+        the mixed values are multiplied with (Qwen3-Next).
     """
 
     hidden_size: int
@@ -56,6 +60,8 @@ class LayerSizes:
     qk_norm: bool = False
     windows: tuple[int | None, ...] = ()
     max_position: int | None = None
+    rotary_dim: int | None = None
+    output_gate: bool = False
 
     def __post_init__(self) -> None:
         """Refuses sizes that no layer can have."""
@@ -71,6 +77,11 @@ class LayerSizes:
                 f"{self.num_heads} heads over {self.num_key_heads} key heads of width "
                 f"{self.head_dim} cannot attend: heads come in whole groups, widths "
                 f"are even"
+            )
+        turned = self.rotary_dim
+        if turned is not None and (turned % 2 or not 0 < turned <= self.head_dim):
+            raise ValueError(
+                f"rotary_dim must be even and in 2..{self.head_dim}, not {turned}"
             )
         if len(self.windows) not in (0, self.num_layers):
             raise ValueError(
@@ -132,8 +143,9 @@ def layer_shapes(
     e, f, d = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
     into = e if width is None else width
     queries, keys = sizes.num_heads * d, sizes.num_key_heads * d
+    asked = queries * (2 if sizes.output_gate else 1)
     shapes: dict[str, tuple[int, ...]] = {
-        "q": (into, queries),
+        "q": (into, asked),
         "k": (into, keys),
         "v": (into, keys),
         "o": (queries, e),
@@ -145,7 +157,7 @@ def layer_shapes(
     if normed:
         shapes["attention_norm"] = (e,)
     if sizes.attention_bias:
-        shapes |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
+        shapes |= {"q_bias": (asked,), "k_bias": (keys,), "v_bias": (keys,)}
     if sizes.output_bias:
         shapes |= {"o_bias": (e,)}
     if sizes.mlp_bias:
@@ -183,15 +195,27 @@ def draft_layer(
         return linear(x, weights[f"layers.{layer}.{name}"], own(f"{name}_bias"))
 
     b, n, _ = read.shape
-    q, k, v = (
-        project(read, name).reshape(b, n, -1, sizes.head_dim)
-        for name in ("q", "k", "v")
+    k, v = (
+        project(read, name).reshape(b, n, -1, sizes.head_dim) for name in ("k", "v")
     )
+    q, gate = project(read, "q").reshape(b, n, sizes.num_heads, -1), None
+    if sizes.output_gate:
+        q, gate = jnp.split(q, 2, axis=-1)
     if sizes.qk_norm:
         q = norm(q, weights[f"layers.{layer}.q_norm"], sizes.norm_eps)
         k = norm(k, weights[f"layers.{layer}.k_norm"], sizes.norm_eps)
-    turn = turns(sizes.rope, sizes.head_dim, position)
-    mixed = attend(layer, rotate(q, turn), rotate(k, turn), v)
+    turned = sizes.rotary_dim or sizes.head_dim
+    turn = turns(sizes.rope, turned, position)
+
+    def rotated(x: Array) -> Array:
+        if turned == sizes.head_dim:
+            return rotate(x, turn)
+        first = rotate(x[..., :turned], turn)
+        return jnp.concatenate([first, x[..., turned:]], axis=-1)
+
+    mixed = attend(layer, rotated(q), rotated(k), v)
+    if gate is not None:
+        mixed = mixed * jax.nn.sigmoid(gate)
     x = residual + project(mixed.reshape(b, n, -1), "o")
     y = norm(x, weights[f"layers.{layer}.mlp_norm"], sizes.norm_eps)
     return x + project(jax.nn.silu(project(y, "gate")) * project(y, "up"), "down")
@@ -234,7 +258,7 @@ def without_padding(
 
 def target_feature(target: Any, x: Float[Array, "B N E"]) -> Float[Array, "B N E"]:
     """What the target's head reads: its last state behind its final norm."""
-    return norm(x, target.norm[...], target.config.norm_eps)
+    return target.normed(x)
 
 
 def check_weights(

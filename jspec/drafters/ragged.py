@@ -204,6 +204,7 @@ class PackedCache(KVCache):
         window: int | None,
         scale: float,
         block_pages: int,
+        cap: float | None = None,
         implementation: str | None = None,
     ) -> Float[Array, "T 1 H D"]:
         """Attention of every node to its own row."""
@@ -214,6 +215,7 @@ class PackedCache(KVCache):
             window=window,
             scale=scale,
             block_pages=block_pages,
+            cap=cap,
             implementation=implementation,
         )
         flat = mixed.reshape(-1, *mixed.shape[2:])

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jspec.cache import KVCache
-from jspec.models.base import ModelConfig, Seen
+from jspec.models.base import Seen, TargetConfig
 from jspec.tree import pytree
 
 __all__ = ["Translated", "translate"]
@@ -37,7 +37,7 @@ class Translated:
     theirs: Int[Array, " C"]
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> TargetConfig:
         """The model's, with the target's tokens."""
         return dataclasses.replace(
             self.model.config, vocab_size=self.heard.shape[0], token_count=None

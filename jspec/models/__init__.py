@@ -1,19 +1,22 @@
-"""Target models: one family a file."""
+"""Target models, and the table of families that says which is built how."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jspec.cache import CacheLayout, KVCache, empty_pages
+from jspec.cache import CacheLayout, KVCache, layer_pages
 from jspec.models.base import (
-    FAMILIES,
+    LLAMAS,
     ModelConfig,
     Rope,
     Seen,
     Target,
+    TargetConfig,
     weight_shapes,
 )
 from jspec.models.llama import Decoder
@@ -25,24 +28,46 @@ __all__ = [
     "Rope",
     "Seen",
     "Target",
+    "TargetConfig",
     "build",
+    "config_from_json",
     "logits",
     "random_weights",
     "weight_shapes",
 ]
 
 
-def build(config: ModelConfig, weights: Mapping[str, Array]) -> Decoder:
+FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = MappingProxyType(
+    dict.fromkeys(LLAMAS, (ModelConfig, Decoder))
+)
+"""The configuration and the model of each family."""
+
+
+def build(config: TargetConfig, weights: Mapping[str, Array]) -> Any:
     """The model that a configuration describes, on the arrays given.
 
     Raises:
       ValueError: a weight is missing, left over or of the wrong shape; it is named.
     """
-    return Decoder(config, weights)
+    return FAMILIES[config.family][1](config, weights)
+
+
+def config_from_json(fields: Mapping[str, Any]) -> TargetConfig:
+    """The configuration of any family, from what its `to_json` wrote.
+
+    Raises:
+      ValueError: the family or a key is not known, or a value cannot be.
+    """
+    family = fields["family"]
+    if family not in FAMILIES:
+        raise ValueError(
+            f"model family {family!r} is not known; known are {', '.join(FAMILIES)}"
+        )
+    return FAMILIES[family][0].from_json(fields)
 
 
 def random_weights(
-    config: ModelConfig, seed: int = 0, dtype: jax.typing.DTypeLike = jnp.float32
+    config: TargetConfig, seed: int = 0, dtype: jax.typing.DTypeLike = jnp.float32
 ) -> dict[str, Array]:
     """Weights for tests and benchmarks: normal, norms around one, biases not zero."""
     rng = np.random.default_rng(seed)
@@ -60,22 +85,15 @@ def random_weights(
     return weights
 
 
-def logits(model: Decoder, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+def logits(model: Target, ids: Int[Array, "B T"]) -> Float[Array, "B T V"]:
     """The model's logits at every position of whole texts, from an empty cache."""
     b, t = ids.shape
-    config = model.config
     layout = CacheLayout(rows=b, room=t, pages=b * -(-t // 16), page_size=16)
     per_row = -(-t // 16)
     table = np.full((b, layout.row_pages), layout.pages, np.int32)
     table[:, :per_row] = np.arange(b * per_row).reshape(b, per_row)
     cache = KVCache(
-        pages=empty_pages(
-            layout,
-            layers=config.num_layers,
-            key_heads=config.num_key_heads,
-            head_dim=config.head_dim,
-            dtype=model.dtype,
-        ),
+        pages=layer_pages(layout, model.config.cache_heads, model.dtype),
         table=jnp.asarray(table),
         length=jnp.zeros((b,), jnp.int32),
     )

@@ -1,17 +1,26 @@
-"""What a target is: its configuration, its weights by name, what it lets one see."""
+"""Configurations: the Llama family's, and the parts that every family's has."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
-from jaxtyping import Array, Float, Int
+from jspec.models.target import Kind, Seen, Target, TargetConfig
 
-from jspec.cache import KVCache
-from jspec.tree import pytree
+__all__ = [
+    "LLAMAS",
+    "Kind",
+    "ModelConfig",
+    "Rope",
+    "Seen",
+    "Target",
+    "TargetConfig",
+    "check_vocabulary",
+    "check_weights",
+    "known_values",
+    "weight_shapes",
+]
 
-__all__ = ["FAMILIES", "ModelConfig", "Rope", "Seen", "Target", "weight_shapes"]
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,12 +28,14 @@ class Rope:
     """Rotary position embedding (Su et al. 2021) and how it is stretched.
 
     `kind` is "default", "linear" (positions divided by `factor`), "llama3"
-    (Llama 3.1: low frequencies divided) or "yarn" (Peng et al. 2023). A base that
-    moves with the length of the text ("dynamic", "longrope") is refused: keys
-    already in the cache would have been rotated by another base.
+    (Llama 3.1: low frequencies divided), "yarn" (Peng et al. 2023) or "proportional"
+    (Gemma 4: only the first `fraction` of the pairs turns, at the frequencies they
+    have in the whole head). A base that moves with the length of the text
+    ("dynamic", "longrope") is refused: keys already in the cache would have been
+    rotated by another base.
     """
 
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "proportional"] = "default"
     theta: float = 10_000.0
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -36,10 +47,11 @@ class Rope:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    fraction: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuses what no formula here covers."""
-        kinds = ("default", "linear", "llama3", "yarn")
+        kinds = ("default", "linear", "llama3", "yarn", "proportional")
         if self.kind not in kinds:
             raise ValueError(
                 f"rope type {self.kind!r} is not known; known are {', '.join(kinds)}"
@@ -49,6 +61,10 @@ class Rope:
                 f"rope type {self.kind!r} needs original_max_position above 0, "
                 f"not {self.original_max_position}"
             )
+        if not 0 <= self.fraction <= 1:
+            raise ValueError(
+                f"the fraction of a rope must lie in 0..1, not {self.fraction}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +72,7 @@ class ModelConfig:
     """A dense decoder of the Llama family, in full.
 
     Attributes:
-      family: one of `FAMILIES`; the options below say what it computes.
+      family: one of `LLAMAS`; the options below say what it computes.
       vocab_size: rows of the embedding, padding rows included.
       windows: per layer, how many tokens back attention reaches; `()`: no limit.
       token_count: ids from here on are padding, never proposed nor emitted.
@@ -87,10 +103,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuses sizes that no decoder can have."""
-        if self.family not in FAMILIES:
+        if self.family not in LLAMAS:
             raise ValueError(
                 f"model family {self.family!r} is not known; known are "
-                f"{', '.join(FAMILIES)}"
+                f"{', '.join(LLAMAS)}"
             )
         for name in (
             "vocab_size",
@@ -120,12 +136,7 @@ class ModelConfig:
             )
         if any(w is not None and w < 1 for w in self.windows):
             raise ValueError(f"a window must be at least 1 token, not {self.windows}")
-        if self.token_count is not None and not (
-            1 <= self.token_count <= self.vocab_size
-        ):
-            raise ValueError(
-                f"token_count must lie in 1..{self.vocab_size}, not {self.token_count}"
-            )
+        check_vocabulary(self)
 
     @property
     def tokens(self) -> int:
@@ -136,6 +147,54 @@ class ModelConfig:
         """How many tokens back layer `layer` reaches, itself included."""
         return self.windows[layer] if self.windows else None
 
+    @property
+    def cache_heads(self) -> tuple[tuple[int, int], ...]:
+        """Key heads and head width of each stored layer: of all, and all alike."""
+        return ((self.num_key_heads, self.head_dim),) * self.num_layers
+
+    def stores(self, layer: int) -> bool:
+        """Every layer has keys and values of its own."""
+        return True
+
+    def cache_layer(self, layer: int) -> int:
+        """Every layer reads its own keys and values."""
+        return layer
+
+    def layer_kind(self, layer: int) -> Kind:
+        """How far the layer's attention reaches."""
+        return "full" if self.window(layer) is None else "sliding"
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every weight of a decoder, by dotted name; matrices are `[in, out]`."""
+        e, f, d = self.hidden_size, self.intermediate_size, self.head_dim
+        queries, keys = self.num_heads * d, self.num_key_heads * d
+        shapes: dict[str, tuple[int, ...]] = {"embed": (self.vocab_size, e)}
+        for l in range(self.num_layers):
+            layer: dict[str, tuple[int, ...]] = {
+                "attention_norm": (e,),
+                "q": (e, queries),
+                "k": (e, keys),
+                "v": (e, keys),
+                "o": (queries, e),
+                "mlp_norm": (e,),
+                "gate": (e, f),
+                "up": (e, f),
+                "down": (f, e),
+            }
+            if self.attention_bias:
+                layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
+            if self.output_bias:
+                layer |= {"o_bias": (e,)}
+            if self.mlp_bias:
+                layer |= {"gate_bias": (f,), "up_bias": (f,), "down_bias": (e,)}
+            if self.qk_norm:
+                layer |= {"q_norm": (d,), "k_norm": (d,)}
+            shapes |= {f"layers.{l}.{name}": shape for name, shape in layer.items()}
+        shapes["norm"] = (e,)
+        if not self.tie_embeddings:
+            shapes["head"] = (e, self.vocab_size)
+        return shapes
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `from_json` gives an equal configuration back."""
         return dataclasses.asdict(self)
@@ -143,80 +202,45 @@ class ModelConfig:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """Reads what `to_json` wrote; an unknown key is a `ValueError`."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(fields) - known)
-        if unknown:
-            raise ValueError(f"unknown configuration key {unknown[0]!r}")
-        values = dict(fields)
+        values = known_values(cls, fields)
         values["rope"] = Rope(**values["rope"])
         values["windows"] = tuple(values.get("windows", ()))
         values["eos_token_ids"] = tuple(values.get("eos_token_ids", ()))
         return cls(**values)
 
 
-def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every weight of a decoder, by dotted name; matrices are `[in, out]`."""
-    e, f, d = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, keys = config.num_heads * d, config.num_key_heads * d
-    shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, e)}
-    for l in range(config.num_layers):
-        layer: dict[str, tuple[int, ...]] = {
-            "attention_norm": (e,),
-            "q": (e, queries),
-            "k": (e, keys),
-            "v": (e, keys),
-            "o": (queries, e),
-            "mlp_norm": (e,),
-            "gate": (e, f),
-            "up": (e, f),
-            "down": (f, e),
-        }
-        if config.attention_bias:
-            layer |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
-        if config.output_bias:
-            layer |= {"o_bias": (e,)}
-        if config.mlp_bias:
-            layer |= {"gate_bias": (f,), "up_bias": (f,), "down_bias": (e,)}
-        if config.qk_norm:
-            layer |= {"q_norm": (d,), "k_norm": (d,)}
-        shapes |= {f"layers.{l}.{name}": shape for name, shape in layer.items()}
-    shapes["norm"] = (e,)
-    if not config.tie_embeddings:
-        shapes["head"] = (e, config.vocab_size)
-    return shapes
+def check_vocabulary(config: TargetConfig) -> None:
+    """Refuses a `token_count` that the embedding does not have."""
+    count, rows = config.token_count, config.vocab_size
+    if count is not None and not 1 <= count <= rows:
+        raise ValueError(f"token_count must lie in 1..{rows}, not {count}")
 
 
-@pytree
-class Seen:
-    """What one pass of the target shows.
-
-    Attributes:
-      logits: of the successor of each node, float32; `None` where not asked for.
-      features: hidden states of the tapped layers, concatenated in their order;
-        `None` when no layer is tapped. Layer `j` is the residual stream after `j`
-        layers, before the final norm.
-      cache: with the keys and values of every offered node appended.
-    """
-
-    logits: Float[Array, "B N V"] | None
-    features: Float[Array, "B N F"] | None
-    cache: KVCache
+def known_values(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, all of them known to the configuration `cls`, or a `ValueError`."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise ValueError(f"unknown configuration key {unknown[0]!r}")
+    return dict(fields)
 
 
-class Target(Protocol):
-    """A model that verifies: reads a tree of tokens after what its cache holds."""
+def weight_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight of a model, by dotted name; matrices are `[in, out]`."""
+    return config.weight_shapes()
 
-    config: ModelConfig
 
-    def __call__(
-        self,
-        tokens: Int[Array, "B N"],
-        parent: Int[Array, "B N"],
-        cache: KVCache,
-        *,
-        branching: bool = False,
-        feature_layers: tuple[int, ...] = (),
-        logits: bool = True,
-    ) -> Seen:
-        """What it says of the nodes, of which each follows its `parent`."""
-        ...
+def check_weights(config: TargetConfig, weights: Mapping[str, Any]) -> None:
+    """Raises `ValueError` unless there is every weight, of its shape, and no other."""
+    shapes = config.weight_shapes()
+    for name, shape in shapes.items():
+        if name not in weights:
+            raise ValueError(f"weight {name} is missing")
+        if tuple(weights[name].shape) != shape:
+            raise ValueError(
+                f"weight {name} has shape {tuple(weights[name].shape)}, "
+                f"the configuration asks for {shape}"
+            )
+    extra = sorted(set(weights) - set(shapes))
+    if extra:
+        raise ValueError(f"weight {extra[0]} belongs to no part of the model")

@@ -9,8 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec import native
-from jspec.cache import BLOCK, KVCache
-from jspec.models.base import ModelConfig, Seen, weight_shapes
+from jspec.cache import KVCache
+from jspec.models.base import ModelConfig, Seen, check_weights
 from jspec.models.layers import (
     embed,
     linear,
@@ -73,18 +73,7 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
-        shapes = weight_shapes(config)
-        for name, shape in shapes.items():
-            if name not in weights:
-                raise ValueError(f"weight {name} is missing")
-            if tuple(weights[name].shape) != shape:
-                raise ValueError(
-                    f"weight {name} has shape {tuple(weights[name].shape)}, "
-                    f"the configuration asks for {shape}"
-                )
-        extra = sorted(set(weights) - set(shapes))
-        if extra:
-            raise ValueError(f"weight {extra[0]} belongs to no part of the model")
+        check_weights(config, weights)
         self.config = config
         self.embed = nnx.Param(weights["embed"])
         self.layers = nnx.List(
@@ -133,7 +122,7 @@ class Decoder(nnx.Module):
         depth = nodes if ancestors is None else ancestors.sum(-1, dtype=jnp.int32) - 1
         position = cache.length[:, None] + depth
         turn = turns(config.rope, config.head_dim, position)
-        x = embed(self.embed[...], tokens)
+        x = self.embed_tokens(tokens)
         taps = {0: x} if 0 in feature_layers else {}
         product = _VERIFY if logits else _PROMPT
         for l, layer in enumerate(self.layers):
@@ -173,10 +162,18 @@ class Decoder(nnx.Module):
         first = jax.tree.map(lambda a: a[:, :1], (seen.logits, seen.features))
         return Seen(logits=first[0], features=first[1], cache=seen.cache)
 
+    def embed_tokens(self, tokens: Int[Array, "B N"]) -> Float[Array, "B N E"]:
+        """The stream before the first layer."""
+        return embed(self.embed[...], tokens)
+
+    def normed(self, x: Float[Array, "B N E"]) -> Float[Array, "B N E"]:
+        """The final norm."""
+        return norm(x, self.norm[...], self.config.norm_eps)
+
     def logits(self, x: Float[Array, "B N E"]) -> Float[Array, "B N V"]:
         """The final norm and the head; rows of padding tokens are minus infinity."""
         config = self.config
-        x = norm(x, self.norm[...], config.norm_eps)
+        x = self.normed(x)
         if self.head is None:
             y = linear(x, self.embed[...], transposed=True, out=jnp.float32)
         else:
@@ -216,7 +213,7 @@ class Decoder(nnx.Module):
             ancestors=ancestors,
             window=config.window(l),
             scale=config.head_dim**-0.5,
-            block_pages=_block_pages(cache),
+            block_pages=cache.block_pages,
         )
         (out,) = product(mixed.reshape(b, n, -1), (layer.o[...],), (_of(layer.o_bias),))
         return x + out, cache
@@ -229,8 +226,3 @@ class Decoder(nnx.Module):
         gate, up = product(y, weights, (_of(layer.gate_bias), _of(layer.up_bias)))
         gated = jax.nn.silu(gate) * up
         return x + product(gated, (layer.down[...],), (_of(layer.down_bias),))[0]
-
-
-def _block_pages(cache: KVCache) -> int:
-    size = cache.pages.text.shape[1]
-    return max(1, min(BLOCK // size, cache.table.shape[1]))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ def pick_dtype(dtype: Any) -> Any:
     return DTYPES[name]
 
 
-def _units(config: models.ModelConfig) -> dict[str, int]:
-    return {"heads": config.num_heads, "key_heads": config.num_key_heads}
+def _units(config: models.TargetConfig) -> dict[str, int]:
+    """What divides the key heads of every layer, where layers differ."""
+    key_heads = math.gcd(*(heads for heads, _ in config.cache_heads))
+    return {"heads": config.num_heads, "key_heads": key_heads}
 
 
 def load_model(
@@ -58,7 +61,7 @@ def load_model(
     dtype: Any = None,
     mesh: Mesh | None = None,
     rules: ShardingRules | None = None,
-) -> models.Decoder:
+) -> Any:
     """Reads a jspec checkpoint.
 
     Args:

@@ -726,8 +726,7 @@ def _layout(
     if kv_pages is None:
         one = CacheLayout(rows=1, room=page_size, pages=1, page_size=page_size)
         own = jax.eval_shape(lambda weights: drafting.init(weights, one), weights)
-        config = model.config
-        per_token = 2 * config.num_layers * config.num_key_heads * config.head_dim
+        per_token = 2 * sum(heads * width for heads, width in model.config.cache_heads)
         per_page = per_token * model.dtype.itemsize * page_size
         per_page += sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(own.pages))
         kv_pages = min(max_batch * one_text, CACHE_BYTES // per_page)

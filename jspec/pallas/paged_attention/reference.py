@@ -21,6 +21,7 @@ def paged_attention(
     window: int | None,
     scale: float,
     block_pages: int,
+    cap: float | None = None,
 ) -> Float[Array, "B N H D"]:
     """Softmax attention by blocks of pages (Milakov and Gimelshein 2018).
 
@@ -41,6 +42,8 @@ def paged_attention(
       window: how many positions back a node sees, itself included; `None`: all.
       scale: of the scores.
       block_pages: pages of one block; divides the table's width.
+      cap: scores are `cap * tanh(score / cap)` (Gemma 2, arXiv:2408.00118, §2);
+        `None`: as they are.
     """
     b, n, h, d = q.shape
     heads, size = k_pages.shape[1:3]
@@ -102,7 +105,10 @@ def paged_attention(
         seen = jnp.repeat(visible(step * block), group, axis=1)[:, None]
         if lone:
             seen = jnp.pad(seen, ((0, 0), (0, 0), (0, 1), (0, 0)))
-        scores = jnp.where(seen, scores * scale, LOWEST)
+        scores *= scale
+        if cap is not None:
+            scores = cap * jnp.tanh(scores / cap)
+        scores = jnp.where(seen, scores, LOWEST)
         higher = jnp.maximum(top, scores.max(-1))
         fade = jnp.exp(top - higher)
         weights = jnp.where(seen, jnp.exp(scores - higher[..., None]), 0)
