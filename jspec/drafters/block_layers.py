@@ -1,23 +1,25 @@
 """The block denoiser of DFlash and DSpark: its context, its one pass, its logits."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jspec.cache import BLOCK, CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import Memory, View
 from jspec.drafters.block_config import BlockConfig
-from jspec.drafters.layers import borrowed_embedding
+from jspec.drafters.layers import Attend, borrowed_embedding
 from jspec.models.layers import linear, linears, norm, rotate, turns
 from jspec.pallas.block_attention import block_attention
 from jspec.rounds import Evidence
 
 __all__ = [
+    "block_forward",
     "block_pass",
+    "context_pairs",
     "empty_context",
     "over_target",
     "write_context",
@@ -54,12 +56,8 @@ def write_context(
     if features.shape[:2] == (1, 1):
         # One row alone would be summed in another order than among several.
         features = jnp.concatenate([features, features], axis=1)
-    context = norm(
-        linear(features, weights["fc"]), weights["context_norm"], config.norm_eps
-    )
     steps = jnp.arange(features.shape[1])[None]
     position = evidence.start[:, None] + steps
-    turn = turns(config.rope, config.head_dim, position)
     none, size = memory.pages.text.shape
     column = position // size
     page = jnp.take_along_axis(cache.table, column, axis=1, mode="clip")
@@ -71,13 +69,29 @@ def write_context(
 
     pages: Pages = memory.pages
     k, v = list(pages.k), list(pages.v)
-    for l in range(config.num_layers):
-        layer = _Layer(weights, l)
-        key, value = _heads(config, layer, "kv", context)
-        key, value = _turned(config, layer, key, value, turn)
+    for l, (key, value) in enumerate(
+        context_pairs(config, weights, features, position)
+    ):
         k[l], v[l] = put(k[l], key), put(v[l], value)
     pages = dataclasses.replace(pages, k=tuple(k), v=tuple(v))
     return dataclasses.replace(memory, pages=pages)
+
+
+def context_pairs(
+    config: BlockConfig,
+    weights: Any,
+    features: Float[Array, "B T F"],
+    position: Int[Array, "B T"],
+) -> Iterator[tuple[Float[Array, "B T K D"], Float[Array, "B T K D"]]]:
+    """Keys, rotated, and values that every layer makes of the target's states."""
+    context = norm(
+        linear(features, weights["fc"]), weights["context_norm"], config.norm_eps
+    )
+    turn = turns(config.rope, config.head_dim, position)
+    for l in range(config.num_layers):
+        layer = _Layer(weights, l)
+        key, value = _heads(config, layer, "kv", context)
+        yield _turned(config, layer, key, value, turn)
 
 
 def block_pass(
@@ -107,20 +121,11 @@ def block_pass(
     width = max(gamma + ahead, 2)  # Never one row alone: see `write_context`.
     nodes = jnp.arange(width)[None]
     tokens = jnp.where(nodes == 0, anchor[:, None], config.mask_token_id)
-    x = borrowed_embedding(weights, view.target, tokens)
-    if config.mask_embedding:
-        x = jnp.where((nodes == 0)[..., None], x, weights["mask_embedding"][None, None])
-    x = x * config.embedding_scale
-    position = view.cache.length[:, None] + nodes
-    turn = turns(config.rope, config.head_dim, position)
-    for l in range(config.num_layers):
-        layer = _Layer(weights, l)
-        y = norm(x, layer["attention_norm"], config.norm_eps)
-        q, k, v = _heads(config, layer, "qkv", y)
-        q = rotate(norm(q, layer["q_norm"], config.norm_eps), turn)
-        k, v = _turned(config, layer, k, v, turn)
-        size = memory.pages.text.shape[1]
-        mixed = block_attention(
+
+    size = memory.pages.text.shape[1]
+
+    def attend(l: int, q: Array, k: Array, v: Array) -> Array:
+        return block_attention(
             q,
             k,
             v,
@@ -133,15 +138,53 @@ def block_pass(
             reach=reach,
             scale=config.head_dim**-0.5,
             block_pages=max(1, min(BLOCK // size, view.cache.table.shape[1])),
-            sinks=layer.get("sinks"),
+            sinks=weights.get(f"layers.{l}.sinks"),
         )
-        mixed = mixed.reshape(*x.shape[:2], -1)
+
+    masked = jnp.broadcast_to(nodes > 0, tokens.shape)
+    position = view.cache.length[:, None] + nodes
+    x = block_forward(config, weights, view.target, tokens, masked, position, attend)
+    return x[:, ahead : ahead + gamma]
+
+
+def block_forward(
+    config: BlockConfig,
+    weights: Any,
+    target: Any,
+    tokens: Int[Array, "B N"],
+    masked: Bool[Array, "B N"],
+    position: Int[Array, "B N"],
+    attend: Attend,
+) -> Float[Array, "B N E"]:
+    """The layers of one pass, to final hidden states behind the norm.
+
+    Args:
+      config: sizes and conventions.
+      weights: by dotted name.
+      target: lends its embedding.
+      tokens: of each row.
+      masked: which rows are masks.
+      position: of each row.
+      attend: mixes the values of what a row sees.
+    """
+    x = borrowed_embedding(weights, target, tokens)
+    if config.mask_embedding:
+        mask = weights["mask_embedding"][None, None]
+        x = jnp.where(masked[..., None], mask, x)
+    x = x * config.embedding_scale
+    turn = turns(config.rope, config.head_dim, position)
+    for l in range(config.num_layers):
+        layer = _Layer(weights, l)
+        y = norm(x, layer["attention_norm"], config.norm_eps)
+        q, k, v = _heads(config, layer, "qkv", y)
+        q = rotate(norm(q, layer["q_norm"], config.norm_eps), turn)
+        k, v = _turned(config, layer, k, v, turn)
+        mixed = attend(l, q, k, v).reshape(*x.shape[:2], -1)
         x = x + linear(mixed, layer["o"], layer.get("o_bias"))
         y = norm(x, layer["mlp_norm"], config.norm_eps)
         gate, up = linears(y, (layer["gate"], layer["up"]))
         x = x + linear(jax.nn.silu(gate) * up, layer["down"])
-    x = norm(x, weights["norm"], config.norm_eps)
-    return x[:, ahead : ahead + gamma]
+    return norm(x, weights["norm"], config.norm_eps)
 
 
 def over_target(

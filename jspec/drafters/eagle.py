@@ -123,15 +123,17 @@ class Eagle:
         view: View,
     ) -> tuple[Proposal, Memory]:
         """Drafts from the newest pair; the memory stays as it is."""
-        model = self._model(weights, view)
+        model = self.model(weights, view.target)
         return draft(self, model, memory, anchor, keys, view), memory
 
     def observe(
         self, weights: Any, memory: Memory, evidence: Evidence, view: View
     ) -> Memory:
         """Writes the pairs of committed tokens."""
-        return observe_pairs(self._model(weights, view), memory, evidence, view.cache)
+        model = self.model(weights, view.target)
+        return observe_pairs(model, memory, evidence, view.cache)
 
-    def _model(self, weights: Any, view: View) -> PairModel:
+    def model(self, weights: Any, target: Any) -> PairModel:
+        """The functions of these weights and of what the target lends."""
         sizes = self.config.sizes.narrowed(self.window)
-        return eagle_model(sizes, weights, view.target, sink=self.sink)
+        return eagle_model(sizes, weights, target, sink=self.sink)

@@ -163,16 +163,18 @@ class Eagle3:
         view: View,
     ) -> tuple[Proposal, Memory]:
         """Drafts from the newest pair; the memory stays as it is."""
-        model = self._model(weights, view)
+        model = self.model(weights, view.target)
         return draft(self, model, memory, anchor, keys, view), memory
 
     def observe(
         self, weights: Any, memory: Memory, evidence: Evidence, view: View
     ) -> Memory:
         """Writes the pairs of committed tokens."""
-        return observe_pairs(self._model(weights, view), memory, evidence, view.cache)
+        model = self.model(weights, view.target)
+        return observe_pairs(model, memory, evidence, view.cache)
 
-    def _model(self, weights: Any, view: View) -> PairModel:
+    def model(self, weights: Any, target: Any) -> PairModel:
+        """The functions of these weights and of what the target lends."""
         config = self.config
         sizes = config.sizes.narrowed(self.window)
 
@@ -192,7 +194,7 @@ class Eagle3:
         def forward(
             features: Array, tokens: Array, position: Array, attend: Attend
         ) -> Array:
-            embedded = borrowed_embedding(weights, view.target, tokens)
+            embedded = borrowed_embedding(weights, target, tokens)
             embedded = embedded.astype(features.dtype)
             feature = normed(features, "layers.0.feature_norm")
             read = [normed(embedded, "layers.0.attention_norm"), feature]
@@ -217,7 +219,7 @@ class Eagle3:
             x = final(hidden)
             if config.tied_head:
                 return linear(x, weights["embed"], transposed=True, out=jnp.float32)
-            return borrowed_head(weights, view.target, x)
+            return borrowed_head(weights, target, x)
 
         return PairModel(
             sizes=sizes,

@@ -209,7 +209,7 @@ class Medusa:
             return Proposal(tokens=anchor[:, None], parent=parent), memory
         size = view.cache.pages.text.shape[1]
         state = newest_feature(memory.pages, view.cache.table, length, size=size)
-        logits = self._logits(weights, state, view.target)
+        logits = self.logits(weights, state, view.target)
         ids, tree = weights.get("ids"), self._tree
         if tree is not None:
             tree = tree.up_to(self.gamma)
@@ -241,7 +241,7 @@ class Medusa:
         """Remembers the newest state."""
         return remember_newest(memory, evidence, view)
 
-    def _logits(
+    def logits(
         self, weights: Any, state: Float[Array, "B E"], target: Any
     ) -> Float[Array, "B G V"]:
         """Of head `i` in place `i`: the token `i + 1` places behind the anchor."""

@@ -169,12 +169,10 @@ class MLPSpeculator:
             return Proposal(tokens=anchor[:, None], parent=parent), memory
         size = view.cache.pages.text.shape[1]
         state = newest_feature(memory.pages, view.cache.table, length, size=size)
-        state = state[:, None]
-        if self.config.scaled_input:
-            state = _normed(state) / math.sqrt(2)
+        state = self.first(state[:, None])
         tokens, laws, sure = [anchor], [], [jnp.ones(anchor.shape)]
         for step in range(self.gamma):
-            state = self._step(weights, step, state, tokens[-1])
+            state = self.step(weights, step, state, tokens[-1])
             head = weights[f"steps.{0 if self.config.tied else step}.head"]
             logits = without_padding(linear(state, head, out=jnp.float32), view.target)
             if self.draft_sampling == "greedy":
@@ -200,7 +198,11 @@ class MLPSpeculator:
         """Remembers the newest state."""
         return remember_newest(memory, evidence, view)
 
-    def _step(
+    def first(self, state: Float[Array, "B 1 E"]) -> Float[Array, "B 1 E"]:
+        """What the first step reads: the target's state, scaled if need be."""
+        return _normed(state) / math.sqrt(2) if self.config.scaled_input else state
+
+    def step(
         self,
         weights: Any,
         step: int,

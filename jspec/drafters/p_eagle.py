@@ -99,7 +99,7 @@ class PEagle:
     def __post_init__(self) -> None:
         """Refuses what it cannot do."""
         check_drafting(self)
-        _ = self._head
+        _ = self.head
 
     @classmethod
     def configure(cls, config: Mapping[str, Any], **options: Any) -> Self:
@@ -114,15 +114,16 @@ class PEagle:
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The tapped states."""
-        return self._head.feature_layers
+        return self.head.feature_layers
 
     @property
-    def _head(self) -> Eagle3:
+    def head(self) -> Eagle3:
+        """The EAGLE-3 head that drafts."""
         return Eagle3(config=self.config.head, gamma=self.gamma, window=self.window)
 
     def fit(self, target: Target) -> Self:
         """Taps what EAGLE-3 taps of a target of so many layers, if nothing else."""
-        head = self._head.fit(target).config
+        head = self.head.fit(target).config
         config = dataclasses.replace(self.config, head=head)
         return dataclasses.replace(self, config=config)
 
@@ -136,11 +137,11 @@ class PEagle:
         """Refuses weights that are not its own or a target they were not made for."""
         check_weights("p_eagle", weights, self.weight_shapes())
         rest = {name: a for name, a in weights.items() if name != "mask_hidden"}
-        self._head.check(rest, target)
+        self.head.check(rest, target)
 
     def init(self, weights: Any, layout: CacheLayout) -> Memory:
         """Pages without pairs."""
-        return self._head.init(weights, layout)
+        return self.head.init(weights, layout)
 
     def propose(
         self,
@@ -156,7 +157,7 @@ class PEagle:
         parent = jnp.where((length > 0)[:, None] & (nodes >= 0), nodes, DEAD)
         if self.gamma == 0:
             return Proposal(tokens=anchor[:, None], parent=parent), memory
-        model = self._head._model(weights, view)
+        model = self.head.model(weights, view.target)
         pages: PairPages = memory.pages
         masks = model.fuse(weights["mask_hidden"][None, None])
         masks = jnp.broadcast_to(masks, (b, self.gamma - 1, masks.shape[-1]))
@@ -199,4 +200,4 @@ class PEagle:
         self, weights: Any, memory: Memory, evidence: Evidence, view: View
     ) -> Memory:
         """Writes the pairs of committed tokens, as EAGLE-3 does."""
-        return self._head.observe(weights, memory, evidence, view)
+        return self.head.observe(weights, memory, evidence, view)

@@ -1,5 +1,7 @@
 """Builds the C++ of this folder once per machine, and tells XLA of it."""
 
+import contextlib
+import contextvars
 import ctypes
 import functools
 import hashlib
@@ -9,18 +11,21 @@ import platform
 import secrets
 import shutil
 import subprocess
+from collections.abc import Generator
 from pathlib import Path
 
 import jax
 import jaxlib
 
-__all__ = ["TARGETS", "load", "ready"]
+__all__ = ["TARGETS", "aside", "load", "ready"]
 
 TARGETS = ("jspec_linear", "jspec_attention")
 SOURCES = tuple(Path(__file__).with_name(f"{n}.cc") for n in ("linear", "attention"))
 HEADER = Path(__file__).with_name("common.h")
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared")
 COMPILERS = ("c++", "g++", "clang++")
+
+_ASIDE = contextvars.ContextVar("aside", default=False)
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +53,21 @@ def ready() -> bool:
     What they compute for a row has the same bits whatever rows are beside it; XLA's own
     products promise nothing of the kind.
     """
-    return jax.default_backend() == "cpu" and load() is None
+    return not _ASIDE.get() and jax.default_backend() == "cpu" and load() is None
+
+
+@contextlib.contextmanager
+def aside() -> Generator[None]:
+    """What is traced inside leaves the kernels aside.
+
+    For training: of hundreds of rows XLA's products are faster, and attention by the
+    kernel has no gradient.
+    """
+    before = _ASIDE.set(True)
+    try:
+        yield
+    finally:
+        _ASIDE.reset(before)
 
 
 def _register() -> None:
