@@ -5,36 +5,27 @@ has a module of its own, which reads what module `s - 1` made of the token befor
 module `s` knows its input from training, and the chain is as deep as there are modules
 (the multi-module form of multi-token prediction, DeepSeek-V3, arXiv:2412.19437, §2.2).
 
-Module `s` reads, in the slot of a token, the state of module `s - 1` in the slot
-before, and its position is `s + 1` less than the slot. A slot depends on nothing behind
-it, so pages are shared and kept as in `pairs`; a module's next feature lies beside its
-keys.
-Drafting writes nothing: step `s` reads the anchor and the `s` drafts behind it.
+How modules read each other is `module_drafts`, which multi-token prediction shares.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from jspec.cache import CacheLayout
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.eagle_head import EagleConfig, eagle_model
 from jspec.drafters.layers import check_draft_sampling, check_weights, known_fields
-from jspec.drafters.pairs import (
-    PairModel,
-    PairPages,
-    empty_pairs,
-    mixed,
-    run,
-    write_pairs,
+from jspec.drafters.module_drafts import (
+    draft_modules,
+    module_weights,
+    observe_modules,
 )
-from jspec.drafters.ragged import likeliest
+from jspec.drafters.pairs import PairModel, empty_pairs
 from jspec.models.base import Target
-from jspec.rounds import DEAD, Evidence, Proposal
-from jspec.sampling import draw, greedy, law, step_keys
+from jspec.rounds import Evidence, Proposal
 
 __all__ = ["MultiEagle", "MultiEagleConfig"]
 
@@ -153,29 +144,14 @@ class MultiEagle:
         view: View,
     ) -> tuple[Proposal, Memory]:
         """Asks one module after the other; the memory stays as it is."""
-        length = view.cache.length
-        parent = jnp.arange(self.gamma + 1, dtype=jnp.int32) - 1
-        parent = jnp.where((length > 0)[:, None], parent[None], DEAD)
-        if self.gamma == 0:
-            return Proposal(tokens=anchor[:, None], parent=parent), memory
-        tokens, laws, sure = [anchor], [], [jnp.ones(anchor.shape)]
-        states = None
-        for step in range(self.gamma):
-            model = self._module(weights, step, view.target)
-            states = _read(model, memory.pages[step], tokens, states, view)
-            logits = model.logits(states[:, -1:])
-            if self.draft_sampling == "greedy":
-                tokens.append(greedy(logits)[:, 0])
-            else:
-                laws.append(law(logits, view.sampling)[:, 0])
-                tokens.append(draw(step_keys(keys, step), laws[-1]))
-            sure.append(likeliest(logits)[:, 0])
-        q = jnp.stack([jnp.zeros_like(laws[0]), *laws], axis=1) if laws else None
-        proposal = Proposal(
-            tokens=jnp.stack(tokens, axis=1),
-            parent=parent,
-            q=q,
-            confidence=jnp.stack(sure, axis=1),
+        proposal = draft_modules(
+            self._modules(weights, view.target),
+            memory.pages,
+            anchor,
+            keys,
+            view,
+            gamma=self.gamma,
+            certain=self.draft_sampling == "greedy",
         )
         return proposal, memory
 
@@ -183,45 +159,18 @@ class MultiEagle:
         self, weights: Any, memory: Memory, evidence: Evidence, view: View
     ) -> Memory:
         """Writes the pairs of committed tokens, module after module."""
-        assert evidence.features is not None
-        features = self._module(weights, 0, view.target).fuse(evidence.features)
-        pages = []
-        for step in range(self.config.modules):
-            model = self._module(weights, step, view.target)
-            own, features = write_pairs(
-                model, memory.pages[step], evidence, view.cache, features
+        modules = self._modules(weights, view.target)
+        pages = observe_modules(modules, memory.pages, evidence, view.cache)
+        return dataclasses.replace(memory, pages=pages)
+
+    def _modules(self, weights: Any, target: Any) -> list[PairModel]:
+        shared = {name: weights[name] for name in ("embed", "head") if name in weights}
+        return [
+            eagle_model(
+                self.config.head.sizes,
+                shared | module_weights(weights, step),
+                target,
+                lag=step + 1,
             )
-            pages.append(own)
-        return dataclasses.replace(memory, pages=tuple(pages))
-
-    def _module(self, weights: Any, step: int, target: Any) -> PairModel:
-        prefix = f"modules.{step}."
-        own = {
-            name.removeprefix(prefix): value
-            for name, value in weights.items()
-            if name.startswith(prefix) or name in ("embed", "head")
-        }
-        return eagle_model(self.config.head.sizes, own, target, lag=step + 1)
-
-
-def _read(
-    model: PairModel,
-    pages: PairPages,
-    tokens: list[Array],
-    before: Array | None,
-    view: View,
-) -> Array:
-    """A module's states of the anchor and of the drafts so far."""
-    length, table, many = view.cache.length, view.cache.table, len(tokens)
-    slots = length[:, None] + jnp.arange(many)[None]
-    features = pages.newest(table, length)[:, None]
-    if before is not None:
-        features = jnp.concatenate([features, before], axis=1)
-    steps = jnp.arange(many)[None]
-    among = (steps[:, :, None] >= steps[:, None]) & (slots >= model.lag)[:, None]
-
-    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-        own = (k[:, :many], v[:, :many])
-        return mixed(model, pages, table, length, layer, q, own, among, slots, slots)
-
-    return run(model, features, jnp.stack(tokens, axis=1), slots - model.lag, attend)
+            for step in range(self.config.modules)
+        ]
