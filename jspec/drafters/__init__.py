@@ -19,6 +19,7 @@ from jspec.drafters.eagle import Eagle
 from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.medusa import Medusa
 from jspec.drafters.mlp_speculator import MLPSpeculator
+from jspec.drafters.mtp import MTP
 from jspec.drafters.ngram import NGram
 from jspec.drafters.p_eagle import PEagle
 from jspec.drafters.pard import PARD
@@ -48,6 +49,7 @@ LISTED: dict[str, type[Drafter] | type[HostDrafter]] = {
     "p_eagle": PEagle,
     "eagle": Eagle,
     "eagle3": Eagle3,
+    "mtp": MTP,
     "medusa": Medusa,
     "mlp_speculator": MLPSpeculator,
 }

@@ -23,6 +23,8 @@ class About:
       paper: where it was published.
       idea: one sentence.
       weights: what it must be given; `None`: nothing.
+      bundled: whether these may lie in the target's own checkpoint, beside it; then
+        that is what is read unless another is named.
       passes: model passes that drafting `gamma` tokens takes.
       topology: what it proposes.
       q: "certain" drafts have no law; that of "dense" ones is over all tokens, that of
@@ -35,6 +37,7 @@ class About:
     passes: Literal["none", "one", "gamma"]
     topology: Literal["none", "chain", "block", "tree"]
     q: tuple[Literal["certain", "dense", "sparse"], ...]
+    bundled: bool = False
 
     @property
     def drawn(self) -> bool:

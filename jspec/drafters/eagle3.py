@@ -48,7 +48,7 @@ class Eagle3:
       draft_sampling: "greedy" drafts are certain; "probabilistic" ones are drawn at the
         row's own temperature. "auto": drawn in a chain, certain in a tree.
       tree_width: nodes of a level that grow on, and candidates of each; 1: a chain.
-      tree_nodes: most nodes of a tree, the anchor included.
+      tree_nodes: most nodes of a tree, the anchor included; `None`: 32.
       window: the drafter sees so many of the newest tokens; `None`: as in its config.
       sink: and so many of the first ones.
       confidence_threshold: a chain ends before its survival falls below it.
@@ -69,7 +69,7 @@ class Eagle3:
     gamma: int = 4
     draft_sampling: Literal["auto", "greedy", "probabilistic"] = "auto"
     tree_width: int = 1
-    tree_nodes: int = 32
+    tree_nodes: int | None = None
     window: int | None = None
     sink: int = 0
     confidence_threshold: float = 0.0

@@ -17,6 +17,9 @@ from jspec.sampling import draw, greedy, law, step_keys
 
 __all__ = ["check_options", "draft", "draft_chain", "draft_tree"]
 
+TREE_NODES = 32
+"""Most nodes of a tree that nobody gave a number."""
+
 
 def check_options(drafter: Any) -> None:
     """Raises `ValueError` if an option of a drafter of pairs cannot be.
@@ -32,7 +35,7 @@ def check_options(drafter: Any) -> None:
         ("sink", 0),
     ):
         value = getattr(drafter, name)
-        if value is None and name == "window":
+        if value is None and name in ("tree_nodes", "window"):
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(
@@ -43,6 +46,11 @@ def check_options(drafter: Any) -> None:
         raise ValueError(
             f"draft_sampling='probabilistic' drafts a chain: a tree of tree_width "
             f"{drafter.tree_width} is of the likeliest tokens, which are certain"
+        )
+    if drafter.tree_nodes is not None and drafter.tree_width == 1:
+        raise ValueError(
+            f"tree_nodes={drafter.tree_nodes} needs tree_width above 1: a chain has "
+            f"num_speculative_tokens drafts"
         )
     if drafter.sink and drafter.window is None:
         raise ValueError(f"sink={drafter.sink} needs window=, which it looks past")
@@ -76,7 +84,7 @@ def draft(
             view,
             depth=drafter.gamma,
             width=drafter.tree_width,
-            nodes=drafter.tree_nodes,
+            nodes=drafter.tree_nodes or TREE_NODES,
         )
     proposal = draft_chain(
         model,

@@ -92,8 +92,9 @@ def embedding_alone(**options):
     ],
 )
 def test_r38_a_head_that_is_the_target_is_accepted_every_time(make, width):
+    nodes = 22 if width > 1 else None
     target, drafter, weights = make(
-        gamma=3, draft_sampling="greedy", tree_width=width, tree_nodes=22
+        gamma=3, draft_sampling="greedy", tree_width=width, tree_nodes=nodes
     )
     loop = Loop(target, drafter, weights, rows=4, room=512)
     for row, prompt in enumerate([walk(1, 5), walk(6, 7), walk(3, 9), walk(5, 6)]):
@@ -107,9 +108,7 @@ def test_r38_a_head_that_is_the_target_is_accepted_every_time(make, width):
 
 
 def test_a_round_without_drafts_keeps_what_the_next_one_needs():
-    target, drafter, weights = features_alone(
-        gamma=3, draft_sampling="greedy", tree_nodes=22
-    )
+    target, drafter, weights = features_alone(gamma=3, draft_sampling="greedy")
     loop = Loop(target, drafter, weights, rows=4, room=512)
     idle = Loop(
         target, dataclasses.replace(drafter, gamma=0), weights, rows=4, room=512
@@ -124,9 +123,7 @@ def test_a_round_without_drafts_keeps_what_the_next_one_needs():
 
 
 def test_without_a_feature_nothing_is_drafted():
-    target, drafter, weights = features_alone(
-        gamma=3, draft_sampling="greedy", tree_nodes=22
-    )
+    target, drafter, weights = features_alone(gamma=3, draft_sampling="greedy")
     prompts = [[4], walk(4, 2)]
     done = decode(target, drafter, weights, prompts, GREEDY, rows=4, room=512)
     assert [d.drafted[:2] for d in done] == [[0, 3], [3, 3]]
@@ -262,6 +259,8 @@ def test_chains_share_a_budget_and_greedy_text_stays():
         (lambda: eagle(tree_width=0), "tree_width must be an integer of at least 1"),
         (lambda: eagle(window=0), "window must be an integer of at least 1"),
         (lambda: eagle(sink=2), "needs window="),
+        (lambda: eagle(tree_nodes=8), "tree_nodes=8 needs tree_width above 1"),
+        (lambda: eagle3(tree_nodes=8), "tree_nodes=8 needs tree_width above 1"),
         (
             lambda: eagle(tree_width=2, draft_sampling="probabilistic"),
             "drafts a chain",
