@@ -1,0 +1,141 @@
+"""DFlash's recipe (arXiv:2602.06036, §4.2): anchors drawn, their blocks denoised.
+
+Cross-entropy at every mask behind a drawn anchor, the later the lighter (the paper's
+weights fall exponentially too). Embedding and head are the target's and stay.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jspec.drafters.block_config import BlockConfig
+from jspec.drafters.block_layers import block_forward, context_pairs, over_target
+from jspec.drafters.dflash import DFlash
+from jspec.drafters.layers import borrowed_head
+from jspec.training.attention import Seen, causal, mix, near
+from jspec.training.lessons import Lesson, Words, head_of
+from jspec.training.recipe import Frame, Recipe, Step, across, cross_entropy
+
+__all__ = ["RECIPE", "block", "denoised", "over_words"]
+
+
+def block(frame: Frame, *, part: float, from_anchor: bool) -> BlockConfig:
+    """Two layers as wide as the target; seven drafts."""
+    heads, keys, width = frame.heads
+    return BlockConfig(
+        vocab_size=frame.target.vocab_size,
+        hidden_size=frame.target.hidden_size,
+        intermediate_size=frame.share(part),
+        num_layers=2,
+        num_heads=heads,
+        num_key_heads=keys,
+        head_dim=width,
+        norm_eps=frame.target.norm_eps,
+        rope=frame.rope,
+        block_size=7 if from_anchor else 8,
+        mask_token_id=frame.mask_token_id,
+        taps=frame.taps,
+        target_hidden_size=frame.target.hidden_size,
+        sample_from_anchor=from_anchor,
+        mask_embedding=True,
+    )
+
+
+def plan(frame: Frame) -> dict[str, Any]:
+    """A block behind the anchor."""
+    return block(frame, part=16 / 9, from_anchor=False).to_json()
+
+
+def denoised(
+    config: BlockConfig,
+    weights: Any,
+    target: Any,
+    lesson: Lesson,
+    anchors: Int[Array, "B A"],
+    steps: int,
+) -> Float[Array, "B A G E"]:
+    """Final hidden states of the rows that speak of the drafts behind each anchor."""
+    b, a = anchors.shape
+    t = lesson.tokens.shape[1]
+    ahead = 0 if config.sample_from_anchor else 1
+    rows = steps + ahead
+    depth = jnp.arange(rows)
+    assert lesson.features is not None
+    slots = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
+    context = tuple(context_pairs(config, weights, lesson.features, slots))
+
+    def attend(l: int, q: Array, k: Array, v: Array) -> Array:
+        window = config.windows[l] if config.windows else None
+        blind = config.causal[l] if config.causal else False
+        q, k, v = (x.reshape(b, a, rows, *x.shape[2:]) for x in (q, k, v))
+        seen = causal(anchors, depth, t, own=False, window=window)
+        kinds = (
+            Seen(k=context[l][0], v=context[l][1], seen=seen),
+            Seen(k=k, v=v, seen=near(depth, depth, window=window, blind=blind)),
+        )
+        return mix(q, kinds).reshape(b, a * rows, *q.shape[3:])
+
+    masked = jnp.broadcast_to(depth > 0, (b, a, rows)).reshape(b, a * rows)
+    first = jnp.repeat(across(lesson.tokens, anchors), rows, axis=1)
+    position = (anchors[:, :, None] + depth[None, None]).reshape(b, a * rows)
+    x = block_forward(
+        config,
+        weights,
+        target,
+        jnp.where(masked, config.mask_token_id, first),
+        masked,
+        position,
+        attend,
+    )
+    return x.reshape(b, a, rows, -1)[:, :, ahead:]
+
+
+def over_words(
+    config: BlockConfig,
+    weights: Any,
+    target: Any,
+    hidden: Float[Array, "B A E"],
+    words: Words | None,
+    push: Float[Array, "B A W"] | None = None,
+) -> Float[Array, "B A W"]:
+    """Logits over the words, or over all tokens; `push` is added before scaling."""
+    tokens = target.config.tokens
+    if words is not None:
+        weights = {"head": head_of(target, words)} | weights
+        config, tokens = dataclasses.replace(config, draft_vocab_size=None), 0
+        tokens = config.vocab_size
+    logits = borrowed_head(weights, target, hidden)
+    if push is not None:
+        logits = logits + push
+    return over_target(config, weights, logits, tokens)
+
+
+def drafts(
+    drafter: DFlash,
+    weights: Any,
+    target: Any,
+    lesson: Lesson,
+    anchors: Int[Array, "B A"],
+    words: Words | None,
+    steps: int,
+) -> Iterator[Step]:
+    """One pass over the blocks of all anchors."""
+    config = drafter.config
+    hidden = denoised(config, weights, target, lesson, anchors, steps)
+    for step in range(steps):
+        logits = over_words(config, weights, target, hidden[:, :, step], words)
+        yield Step(logits=logits)
+
+
+RECIPE = Recipe(
+    loss="cross-entropy at 7 masks behind an anchor, each 0.85 of the one before",
+    plan=plan,
+    drafts=drafts,
+    term=cross_entropy,
+    steps=7,
+    decay=0.85,
+    dense=False,
+)
