@@ -41,6 +41,7 @@ __all__ = [
     "decode_round",
     "init_state",
     "prefill",
+    "says_confidence",
     "spare_slots",
 ]
 
@@ -118,6 +119,8 @@ class Emission:
       drafted: tokens offered to the target.
       accepted: delivered tokens that had been drafted.
       finish: a `Finish`.
+      confidence: what the drafter says of its drafts, the anchor's 1 before them;
+        `None`: nothing.
     """
 
     tokens: Int[Array, "B N"]
@@ -125,6 +128,7 @@ class Emission:
     drafted: Int[Array, " B"]
     accepted: Int[Array, " B"]
     finish: Int[Array, " B"]
+    confidence: Float[Array, "B N"] | None = None
 
 
 def init_state(
@@ -195,14 +199,37 @@ def spare_slots(
     """
     if not drafter.branching:
         return 0
+    return _proposed(target, drafter, weights, state).tokens.shape[1] - 1
 
-    def propose(target: Target, weights: Any, state: DecodeState) -> Array:
+
+def says_confidence(
+    target: Target, drafter: Drafter, weights: Any, state: DecodeState
+) -> bool:
+    """Whether the drafter says how likely its drafts are to be kept: chains alone do.
+
+    Args:
+      target: the model.
+      drafter: which.
+      weights: the drafter's.
+      state: its shapes are all that is looked at.
+    """
+    if drafter.gamma == 0 or drafter.branching:
+        return False
+    return _proposed(target, drafter, weights, state).confidence is not None
+
+
+def _proposed(
+    target: Target, drafter: Drafter, weights: Any, state: DecodeState
+) -> Proposal:
+    """The shapes of what it drafts."""
+
+    def propose(target: Target, weights: Any, state: DecodeState) -> Proposal:
         here, cache = state.rows, _cache(state.pages, state.rows)
         keys = row_keys(here.sampling, cache.length, Stream.DRAFT)
         view = View(target=target, cache=cache, sampling=here.sampling)
-        return drafter.propose(weights, state.memory, here.anchor, keys, view)[0].tokens
+        return drafter.propose(weights, state.memory, here.anchor, keys, view)[0]
 
-    return jax.eval_shape(propose, target, weights, state).shape[1] - 1
+    return jax.eval_shape(propose, target, weights, state)
 
 
 def admit(state: DecodeState, row: Int[Array, ""], entry: Rows) -> DecodeState:
@@ -499,6 +526,7 @@ def decode_round(
         drafted=jnp.where(here.live, offered, 0),
         accepted=accepted,
         finish=finish,
+        confidence=None if branching else proposal.confidence,
     )
 
 

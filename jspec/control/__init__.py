@@ -5,6 +5,7 @@ from jspec.control.base import Controller, Static, representative
 from jspec.control.correction import Corrected, Correction, Overload
 from jspec.control.costs import CostTable, Curve, Sample
 from jspec.control.estimator import Estimator
+from jspec.control.goodput import Goodput
 from jspec.control.schedule import Schedule
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "CostTable",
     "Curve",
     "Estimator",
+    "Goodput",
     "Overload",
     "Sample",
     "Schedule",

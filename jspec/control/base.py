@@ -20,6 +20,10 @@ class Controller(Protocol):
 
     One that also has `overload`, with the method `observe` of `correction.Overload`, is
     told before every choice how full the engine is.
+
+    One whose `confident` is true also has `hear(confidence, drafted, accepted)`: before
+    each `update` it is told what the drafter said of the drafts of that round. A method
+    that says nothing is refused for it at start-up.
     """
 
     @property

@@ -165,7 +165,7 @@ def simulate(
     """
     waiting = deque(enumerate(sorted(trace, key=lambda arrival: arrival.ms)))
     rows: list[_Row] = []
-    late: deque[tuple[list[int], int, int]] = deque()
+    late: deque[tuple[np.ndarray, list[int]]] = deque()
     rounds_at: Counter[int] = Counter()
     first_tokens: list[float] = []
     now = busy = 0.0
@@ -193,10 +193,9 @@ def simulate(
             k = controller.k(len(live), context)
             spent += costs.round_ms(len(live), k, context)
             accepted = [_accepted(row, k, seed) for row in live]
-            late.append((accepted, len(live), k))
+            late.append((_confidence(live, k), accepted))
             while len(late) > lag:
-                controller.update(late[0][0], late[0][1], late[0][2])
-                late.popleft()
+                _tell(controller, *late.popleft())
             rounds_at[k] += 1
             switches += last is not None and k != last
             last = k
@@ -275,6 +274,23 @@ def generate(
             )
         )
     return trace
+
+
+def _confidence(rows: Sequence[_Row], k: int) -> np.ndarray:
+    """What a drafter that knows the chances would say of its drafts, `[B, K]`."""
+    said = np.zeros((len(rows), k))
+    for line, row in zip(said, rows, strict=True):
+        rates = row.arrival.rates_at(row.context)[:k]
+        line[: len(rates)] = rates
+    return said
+
+
+def _tell(controller: Controller, confidence: np.ndarray, accepted: list[int]) -> None:
+    batch, k = confidence.shape
+    hear = getattr(controller, "hear", None)
+    if hear is not None:
+        hear(confidence, [k] * batch, accepted)
+    controller.update(accepted, batch, k)
 
 
 def _accepted(row: _Row, k: int, seed: int) -> int:

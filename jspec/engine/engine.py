@@ -21,6 +21,7 @@ from jspec.decode import (
     DecodeState,
     Emission,
     Finish,
+    says_confidence,
     spare_slots,
 )
 from jspec.drafters.base import Drafter, HostDrafter
@@ -141,6 +142,15 @@ class Engine:
         self.buckets = buckets
         self.counters = Counters()
         self._controller = controller or Static(self.gamma)
+        self._hear = None
+        if getattr(controller, "confident", False):
+            self._hear = getattr(controller, "hear", None)
+        if self._hear and not says_confidence(target, drafter, weights, state):
+            raise ValueError(
+                "the schedule follows what the drafter says of its drafts, and this "
+                "method's drafts say nothing of themselves; schedule='goodput:PATH' "
+                "needs no more than a cost table"
+            )
         self._last_gamma: int | None = None
         self._seed = seed
         self._unseeded = 0
@@ -451,6 +461,11 @@ class Engine:
                 tokens=seen.tokens[i, : seen.count[i]].tolist(),
                 drafted=int(seen.drafted[i]),
                 accepted=int(seen.accepted[i]),
+                confidence=(
+                    tuple(seen.confidence[i, 1:].tolist())
+                    if self._hear and seen.confidence is not None
+                    else ()
+                ),
                 finish_reason=REASONS.get(Finish(seen.finish[i])),
             )
             for i in range(plan.batch)
@@ -476,9 +491,13 @@ class Engine:
             counters.requests[str(request.finish_reason)] += 1
         # A text that ended and a request that allows less have shown less than K.
         shown = [
-            one.accepted
+            one
             for request, one in zip(plan.requests, emitted, strict=True)
             if not request.finished and self._allowed(request) >= k
         ]
         if shown:
-            self._controller.update(shown, plan.batch, k)
+            accepted = [one.accepted for one in shown]
+            if self._hear:
+                said = np.array([one.confidence for one in shown])
+                self._hear(said, [one.drafted for one in shown], accepted)
+            self._controller.update(accepted, plan.batch, k)

@@ -56,12 +56,14 @@ class Emitted:
       drafted: drafted tokens that were offered to the target.
       accepted: those of them that were kept.
       finish_reason: set if the device ended the row with these tokens.
+      confidence: what the drafter said of the drafts; empty: nobody asked.
     """
 
     tokens: Sequence[int]
     drafted: int = 0
     accepted: int = 0
     finish_reason: FinishReason | None = None
+    confidence: Sequence[float] = ()
 
 
 class Request:
