@@ -8,6 +8,7 @@ import numpy as np
 
 from converters import drafters, gguf_config, gguf_tokenizer
 from converters.config import from_hugging_face, unread_keys
+from converters.drafters.mtp import without_modules
 from converters.families import GGUF, HUGGING_FACE
 from converters.plans import DTYPES, Plan, Report, match
 from converters.recognise import read_config, read_json, recognise
@@ -132,21 +133,27 @@ def _plan_directory(
     if method in drafters.CONVERTERS:
         return drafters.plan(file or source, method, raw, tensors, dtype)
     family = family or recognise(source, tensors)
+    fields, tensors, left = without_modules(raw, tensors)
     generation_file = source / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     files = {
         name: source / name for name in TOKENIZER_FILES if (source / name).is_file()
     }
     notices = [
-        f"config.json has the key {key!r}, which is not read"
-        for key in unread_keys(raw)
+        *left,
+        *(
+            f"config.json has the key {key!r}, which is not read"
+            for key in unread_keys(fields)
+        ),
     ]
     tokens = None
     if files.keys() & {"tokenizer.json", "vocab.json", "tokenizer.model"}:
         tokens = Tokenizer(source).size
     else:
         notices.append(f"{source} holds no tokenizer: prompts must be token ids")
-    config = from_hugging_face(raw, family, generation=generation, token_count=tokens)
+    config = from_hugging_face(
+        fields, family, generation=generation, token_count=tokens
+    )
     if config.tie_embeddings and "lm_head.weight" in tensors:
         tensors = _without_tied_head(tensors)
     return Plan(
@@ -165,7 +172,7 @@ def _plan_directory(
             "container": "huggingface",
             "name": source.resolve().name,
             "config": raw,
-            "unread_keys": unread_keys(raw),
+            "unread_keys": unread_keys(fields),
             "conventions": {"matrices": "[out, in]", "rope": "half-split"},
         },
         tokenizer_files=files,

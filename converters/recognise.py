@@ -9,7 +9,10 @@ from converters.config import ARCHITECTURES
 
 __all__ = ["read_config", "read_json", "recognise"]
 
-FAMILY = {name: family for family, name in ARCHITECTURES.items()}
+ALSO = {"MiMoForCausalLM": "qwen2"}
+"""Architectures that are another's, but for the MTP modules beside their layers."""
+
+FAMILY = {name: family for family, name in ARCHITECTURES.items()} | ALSO
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -126,8 +129,4 @@ def _drafter(
         if "hidden_norm.weight" in bare and "embed_tokens.weight" not in bare:
             return "a DFlash drafter"
         return "an EAGLE drafter"
-    if (config.get("num_nextn_predict_layers") or 0) > 0 or any(
-        name.startswith(("mtp.", "mtp_layers")) for name in bare
-    ):
-        return "a target with MTP modules"
     return None

@@ -95,11 +95,14 @@ def _sizes(config: ModelConfig, windows: tuple[int | None, ...]) -> LayerSizes:
 
 
 def layer_config(sizes: LayerSizes, vocab_size: int, dtype: str) -> dict[str, Any]:
-    """config.json of layers that came without one."""
+    """config.json of layers that came without one.
+
+    What a Llama's layers have no key for, who needs it adds.
+    """
     fields = {
         name: getattr(sizes, name)
         for name in LayerSizes.__dataclass_fields__
-        if name not in ("windows", "max_position")
+        if name not in ("windows", "max_position", "rotary_dim", "output_gate")
     }
     family = "qwen3" if sizes.qk_norm else "llama"
     if sizes.attention_bias and not sizes.output_bias:
