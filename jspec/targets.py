@@ -45,13 +45,17 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 type Step = Callable[[int, int], None]
 
 
-def resolve(target: str | Path, *, progress: bool = True) -> Path:
+def resolve(
+    target: str | Path, *, family: str | None = None, progress: bool = True
+) -> Path:
     """The checkpoint directory of a target or drafter, converted first if need be.
 
     Args:
       target: a jspec checkpoint, a Hugging Face directory, a GGUF file, a file of
         tensors beside its config.json, the name of the embedded default, or a hub id
         such as `HuggingFaceTB/SmolLM2-135M-Instruct`.
+      family: what it is converted as, where its files hold more than one thing;
+        `None`: as they say themselves.
       progress: whether to show a bar, on a terminal.
 
     Raises:
@@ -63,11 +67,11 @@ def resolve(target: str | Path, *, progress: bool = True) -> Path:
     if path.is_dir():
         if checkpoint.is_checkpoint(path):
             return path
-        return _converted(path, progress)
+        return _converted(path, family, progress)
     if path.is_file():
-        return _converted(path, progress)
+        return _converted(path, family, progress)
     if isinstance(target, str) and HUB_ID.fullmatch(target):
-        return _converted(_from_hub(target), progress)
+        return _converted(_from_hub(target), family, progress)
     raise ValueError(
         f"{str(target)!r} is no directory, no file, no hub id (owner/name) and not "
         f"{DEFAULT!r}"
@@ -80,14 +84,25 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "jspec"
 
 
-def _converted(source: Path, progress: bool) -> Path:
+def _converted(source: Path, family: str | None, progress: bool) -> Path:
     source = source.resolve()
     name = source.stem if source.is_file() else source.name
-    kept = cache_folder() / f"{name}-{_key(source)}"
-    return _once(kept, progress, lambda step: _convert(source, kept, None, step))
+    kept = cache_folder() / "-".join([name, *filter(None, [family]), _key(source)])
+
+    def make(step: Step | None) -> None:
+        _convert(source, kept, None, step, family=family)
+
+    return _once(kept, progress, make)
 
 
-def _convert(source: Path, kept: Path, dtype: str | None, step: Step | None) -> None:
+def _convert(
+    source: Path,
+    kept: Path,
+    dtype: str | None,
+    step: Step | None,
+    *,
+    family: str | None = None,
+) -> None:
     try:
         from converters import convert
     except ImportError as error:
@@ -95,7 +110,7 @@ def _convert(source: Path, kept: Path, dtype: str | None, step: Step | None) -> 
             f"converting {source.name} needs the package {error.name}: "
             "pip install 'jspec[convert]'"
         ) from None
-    convert(source, kept, dtype=dtype, step=step)
+    convert(source, kept, family=family, dtype=dtype, step=step)
 
 
 def _key(source: Path) -> str:

@@ -496,7 +496,7 @@ def serve(
       method: a name from `jspec.methods()`; "auto": the one that the drafter is made
         for, "ngram" if there is none; "none": plain decoding.
       drafter: the method's weights, named as `target` is; a drafter's checkpoint is
-        converted once as well.
+        converted once as well. `None` for "mtp": they lie in the target's own files.
       num_speculative_tokens: K, drafted tokens a round; `None`: the method's default.
       schedule: K of each round by batch and context: 3-tuples `(batch_low,
         batch_high, K)` and 5-tuples `(…, context_low, context_high, K)`, the path of a
@@ -551,7 +551,10 @@ def serve(
     show = sys.stderr.isatty()
     path = resolve(target, progress=show)
     read_config(path)
-    drafter_path = None if drafter is None else resolve(drafter, progress=show)
+    within = target if drafter is None and asked.bundled else drafter
+    drafter_path = (
+        None if within is None else resolve(within, family=asked.bundled, progress=show)
+    )
     name, drafting = asked.build(drafter_path)
     tokenizer = Tokenizer(path)
     resolved = time.perf_counter()

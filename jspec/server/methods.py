@@ -148,9 +148,15 @@ class Asked:
         wanted = METHODS[name].about.weights
         if wanted is None and self.drafter is not None:
             raise ValueError(f"method {name!r} has no weights; drafter= must be None")
-        if wanted is not None and self.drafter is None:
+        if wanted is not None and self.drafter is None and self.bundled is None:
             raise ValueError(f"method {name!r} needs drafter=, {wanted}")
         self._fields(name)
+
+    @property
+    def bundled(self) -> str | None:
+        """The method, if its weights may lie in the target's own checkpoint."""
+        kind = METHODS.get(self.method)
+        return self.method if kind is not None and kind.about.bundled else None
 
     def build(self, path: Path | None) -> tuple[str, Any]:
         """The method's name and the drafter.
@@ -180,9 +186,11 @@ class Asked:
             if self.method == "auto":
                 return "draft_model", None
             if _trained(METHODS[self.method]):
+                out = f": jspec-convert --family {self.bundled} reads its source"
                 raise ValueError(
-                    f"drafter {str(self.drafter)!r} is a language model; method "
-                    f"{self.method!r} needs {METHODS[self.method].about.weights}"
+                    f"drafter {str(self.drafter or path)!r} is a language model; "
+                    f"method {self.method!r} needs "
+                    f"{METHODS[self.method].about.weights}{out if self.bundled else ''}"
                 )
             return self.method, None
         name, config = read_drafter(path)
