@@ -11,10 +11,22 @@ from typing import Any
 
 from jspec.models.base import ModelConfig, Rope
 
-__all__ = ["from_hugging_face", "to_hugging_face", "unread_keys"]
+__all__ = [
+    "IDLE",
+    "boundary_ids",
+    "from_hugging_face",
+    "known_count",
+    "read_rope",
+    "short",
+    "to_hugging_face",
+    "unread_keys",
+    "words",
+    "write_rope",
+]
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """The words of a text, such as the keys that one reads."""
     return frozenset(text.split())
 
 
@@ -81,7 +93,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys that change the arithmetic, and the values under which they do not."""
 
-READ = _words(
+READ = words(
     """architectures model_type vocab_size hidden_size intermediate_size
     num_hidden_layers num_attention_heads num_key_value_heads head_dim rms_norm_eps
     rope_theta rope_scaling rope_parameters max_position_embeddings
@@ -89,7 +101,7 @@ READ = _words(
     sliding_window use_sliding_window max_window_layers layer_types eos_token_id
     bos_token_id pad_token_id torch_dtype dtype"""
 )
-IDLE = _words(
+IDLE = words(
     """attention_dropout auto_map initializer_range pretraining_tp transformers_version
     use_cache use_return_dict _name_or_path _attn_implementation
     _attn_implementation_autoset output_attentions output_hidden_states return_dict
@@ -110,7 +122,7 @@ IDLE = _words(
 )
 """Keys that say nothing about what the model computes."""
 
-ROPE_KEYS = _words(
+ROPE_KEYS = words(
     """rope_type type rope_theta factor low_freq_factor high_freq_factor
     original_max_position_embeddings attention_factor beta_fast beta_slow mscale
     mscale_all_dim truncate finetuned partial_rotary_factor"""
@@ -143,7 +155,7 @@ def from_hugging_face(
     for key, allowed in HARMLESS.items():
         if key in config and config[key] not in allowed:
             raise ValueError(
-                f"config.json: {key} = {_short(config[key])} changes what the model "
+                f"config.json: {key} = {short(config[key])} changes what the model "
                 "computes in a way that is not supported"
             )
     defaults = DEFAULTS[family]
@@ -164,14 +176,8 @@ def from_hugging_face(
     heads = size("num_attention_heads")
     layers = size("num_hidden_layers")
     bias = family in ("llama", "qwen3") and bool(value("attention_bias", False))
-    generation = generation or {}
-
-    def token(key: str) -> Any:
-        given = generation.get(key)
-        return value(key) if given is None else given
-
     vocab_size = size("vocab_size")
-    bos, pad = token("bos_token_id"), token("pad_token_id")
+    eos, bos, pad = boundary_ids({**defaults, **config}, generation or {})
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
@@ -182,7 +188,7 @@ def from_hugging_face(
         num_key_heads=_or(value("num_key_value_heads"), heads),
         head_dim=_or(value("head_dim"), size("hidden_size") // heads),
         norm_eps=float(value("rms_norm_eps", 1e-6)),
-        rope=_rope(config, size("max_position_embeddings")),
+        rope=read_rope(config, size("max_position_embeddings")),
         max_position=size("max_position_embeddings"),
         tie_embeddings=bool(value("tie_word_embeddings", False)),
         attention_bias=bias or family == "qwen2",
@@ -190,18 +196,43 @@ def from_hugging_face(
         mlp_bias=family == "llama" and bool(value("mlp_bias", False)),
         qk_norm=family == "qwen3",
         windows=_windows(config, family, layers, value),
-        eos_token_ids=_ids(token("eos_token_id"), "eos_token_id"),
-        bos_token_id=_single(bos, "bos_token_id"),
-        pad_token_id=_pad(pad),
-        token_count=(token_count if token_count and token_count < vocab_size else None),
+        eos_token_ids=eos,
+        bos_token_id=bos,
+        pad_token_id=pad,
+        token_count=known_count(token_count, vocab_size),
     )
+
+
+def known_count(token_count: int | None, vocab_size: int) -> int | None:
+    """How many tokens there are, if that says more than the embedding does."""
+    return token_count if token_count and token_count < vocab_size else None
+
+
+def boundary_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> tuple[tuple[int, ...], int | None, int | None]:
+    """Ids that end a text, the one that begins it, the one that pads.
+
+    Args:
+      config: config.json.
+      generation: generation_config.json, which is the fuller one where it says any.
+    """
+
+    def token(key: str) -> Any:
+        given = generation.get(key)
+        return config.get(key) if given is None else given
+
+    eos = _ids(token("eos_token_id"), "eos_token_id")
+    pad = _pad(token("pad_token_id"))
+    return eos, _single(token("bos_token_id"), "bos_token_id"), pad
 
 
 def _or(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as a message can name it."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
 
@@ -211,7 +242,7 @@ def _ids(value: Any, key: str) -> tuple[int, ...]:
         return ()
     values = value if isinstance(value, Sequence) else [value]
     if not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise ValueError(f"config.json: {key} = {_short(value)} is not a token id")
+        raise ValueError(f"config.json: {key} = {short(value)} is not a token id")
     return tuple(dict.fromkeys(values))
 
 
@@ -225,12 +256,12 @@ def _pad(value: Any) -> int | None:
     return None if pad is None or pad < 0 else pad
 
 
-def _rope(config: Mapping[str, Any], max_position: int) -> Rope:
+def read_rope(config: Mapping[str, Any], max_position: int) -> Rope:
     """`rope_theta` with `rope_scaling`, or `rope_parameters`; `type` is old for it."""
     where = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     given = config.get(where) or {}
     if not isinstance(given, Mapping):
-        raise ValueError(f"config.json: {where} = {_short(given)} is not an object")
+        raise ValueError(f"config.json: {where} = {short(given)} is not an object")
     nested = [key for key, entry in given.items() if isinstance(entry, Mapping)]
     if nested:
         raise ValueError(
@@ -240,12 +271,13 @@ def _rope(config: Mapping[str, Any], max_position: int) -> Rope:
     unknown = sorted(set(given) - ROPE_KEYS)
     if unknown:
         raise ValueError(f"config.json: {where} has the unknown key {unknown[0]!r}")
-    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
+    kind = given.get("rope_type", given.get("type")) or "default"
+    fraction = given.get("partial_rotary_factor")
+    if kind != "proportional" and fraction not in (None, 1, 1.0):
         raise ValueError(
             f"config.json: {where} has partial_rotary_factor = "
-            f"{given['partial_rotary_factor']}, which is not supported"
+            f"{fraction}, which is not supported"
         )
-    kind = given.get("rope_type", given.get("type")) or "default"
     theta = given.get("rope_theta", config.get("rope_theta"))
     original = config.get(
         "original_max_position_embeddings",
@@ -266,6 +298,10 @@ def _rope(config: Mapping[str, Any], max_position: int) -> Rope:
     options: dict[str, Any] = {}
     if kind == "linear":
         options["factor"] = number("factor", needed=True)
+    elif kind == "proportional":
+        factor, fraction = number("factor"), number("partial_rotary_factor")
+        options["factor"] = 1.0 if factor is None else factor
+        options["fraction"] = 1.0 if fraction is None else fraction
     elif kind == "llama3":
         options = {
             key: number(key, needed=True)
@@ -287,7 +323,7 @@ def _rope(config: Mapping[str, Any], max_position: int) -> Rope:
     elif kind != "default":
         raise ValueError(
             f"config.json: rope type {kind!r} in {where} is not supported; "
-            "default, linear, llama3 and yarn are"
+            "default, linear, llama3, yarn and proportional are"
         )
     return Rope(kind=kind, theta=10_000.0 if theta is None else float(theta), **options)
 
@@ -393,10 +429,18 @@ def to_hugging_face(config: Any, dtype: str) -> dict[str, Any]:
     return written
 
 
+def write_rope(rope: Rope) -> dict[str, Any]:
+    """`rope_parameters` of one rope, as transformers 5 writes them."""
+    base = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    return base | (_rope_scaling(rope) or {})
+
+
 def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
     if rope.kind == "default":
         return None
     scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind == "proportional":
+        scaling["partial_rotary_factor"] = rope.fraction
     if rope.kind == "llama3":
         scaling["low_freq_factor"] = rope.low_freq_factor
         scaling["high_freq_factor"] = rope.high_freq_factor

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from converters import drafters, gguf_config, gguf_tokenizer
-from converters.config import from_hugging_face, unread_keys
+from converters.configs import architecture, from_hugging_face, unread_keys
 from converters.drafters.mtp import without_modules
 from converters.families import GGUF, HUGGING_FACE
 from converters.plans import DTYPES, Plan, Report, match
@@ -20,7 +20,8 @@ from converters.sources import (
     open_directory,
     open_file,
 )
-from converters.tables import ignored, lines
+from converters.tables import idle_keys, ignored, lines
+from converters.wrappers import Inside, inside, text_config
 from jspec import checkpoint
 from jspec.models import FAMILIES, weight_shapes
 from jspec.tokenizer import Tokenizer
@@ -133,7 +134,10 @@ def _plan_directory(
     if method in drafters.CONVERTERS:
         return drafters.plan(file or source, method, raw, tensors, dtype)
     family = family or recognise(source, tensors)
+    where = inside(raw, tensors)
+    raw = text_config(raw, architecture(family))
     fields, tensors, left = without_modules(raw, tensors)
+    unread = unread_keys(fields, family)
     generation_file = source / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     files = {
@@ -141,10 +145,8 @@ def _plan_directory(
     }
     notices = [
         *left,
-        *(
-            f"config.json has the key {key!r}, which is not read"
-            for key in unread_keys(fields)
-        ),
+        *where.notices,
+        *(f"config.json has the key {key!r}, which is not read" for key in unread),
     ]
     tokens = None
     if files.keys() & {"tokenizer.json", "vocab.json", "tokenizer.model"}:
@@ -154,8 +156,12 @@ def _plan_directory(
     config = from_hugging_face(
         fields, family, generation=generation, token_count=tokens
     )
-    if config.tie_embeddings and "lm_head.weight" in tensors:
-        tensors = _without_tied_head(tensors)
+    if config.tie_embeddings and where.head in tensors:
+        tensors = _without_tied_head(tensors, where)
+    table = {
+        weight: (where.name(name), change)
+        for weight, (name, change) in lines(HUGGING_FACE[family], config).items()
+    }
     return Plan(
         kind="target",
         family=config.family,
@@ -163,16 +169,20 @@ def _plan_directory(
         lines=match(
             source,
             tensors,
-            lines(HUGGING_FACE[family], config),
+            table,
             weight_shapes(config),
             dtype,
-            waived=ignored(tensors),
+            waived=[
+                *ignored(tensors),
+                *where.skipped,
+                *map(where.name, idle_keys(config)),
+            ],
         ),
         source={
             "container": "huggingface",
             "name": source.resolve().name,
             "config": raw,
-            "unread_keys": unread_keys(fields),
+            "unread_keys": unread,
             "conventions": {"matrices": "[out, in]", "rope": "half-split"},
         },
         tokenizer_files=files,
@@ -180,17 +190,18 @@ def _plan_directory(
     )
 
 
-def _without_tied_head(tensors: TensorFiles) -> TensorFiles:
+def _without_tied_head(tensors: TensorFiles, where: Inside) -> TensorFiles:
     """A tied head that is written out all the same must be the embedding."""
-    head, embed = tensors["lm_head.weight"], tensors.get("model.embed_tokens.weight")
+    name = where.name("model.embed_tokens.weight")
+    head, embed = tensors[where.head], tensors.get(name)
     if embed is not None and (
         head.shape != embed.shape or head.read().tobytes() != embed.read().tobytes()
     ):
         raise ValueError(
-            "lm_head.weight differs from model.embed_tokens.weight, although "
+            f"{where.head} differs from {name}, although "
             "config.json says tie_word_embeddings; say false there to keep both"
         )
-    return {name: t for name, t in tensors.items() if name != "lm_head.weight"}
+    return {name: t for name, t in tensors.items() if name != where.head}
 
 
 def _plan_gguf(source: Path, family: str | None, dtype: str | None) -> Plan:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from converters.config import from_hugging_face, to_hugging_face
+from converters.configs import from_hugging_face, to_hugging_face
 from converters.convert import TOKENIZER_FILES
 from converters.drafters import CONVERTERS
 from converters.drafters.base import Converter

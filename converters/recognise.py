@@ -5,14 +5,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from converters.config import ARCHITECTURES
+from converters import wrappers
+from converters.configs import ARCHITECTURES, MODEL_TYPES
 
 __all__ = ["read_config", "read_json", "recognise"]
 
 ALSO = {"MiMoForCausalLM": "qwen2"}
 """Architectures that are another's, but for the MTP modules beside their layers."""
 
-FAMILY = {name: family for family, name in ARCHITECTURES.items()} | ALSO
+FAMILY = {**ARCHITECTURES, **wrappers.ARCHITECTURES, **ALSO}
+TYPES = {**MODEL_TYPES, **wrappers.MODEL_TYPES}
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -69,11 +71,10 @@ def recognise(folder: Path, tensors: Iterable[str] = ()) -> str:
             f"{', '.join(FAMILY)} are"
         )
     kind = config.get("model_type")
-    if kind in ARCHITECTURES:
-        return kind
+    if kind in TYPES:
+        return TYPES[kind]
     raise ValueError(
-        f"{folder}: the model type {kind!r} is not supported; "
-        f"{', '.join(ARCHITECTURES)} are"
+        f"{folder}: the model type {kind!r} is not supported; {', '.join(TYPES)} are"
     )
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "Table",
     "flatten",
     "from_offsets",
+    "idle_keys",
     "ignored",
     "integers",
     "lines",
@@ -21,6 +22,7 @@ __all__ = [
     "source_shape",
     "to_offsets",
     "transpose",
+    "transpose_each",
     "unpermute_keys",
     "unpermute_queries",
 ]
@@ -43,6 +45,11 @@ def same(array: np.ndarray, config: Any) -> np.ndarray:
 def transpose(array: np.ndarray, config: Any) -> np.ndarray:
     """`[out, in]` to `[in, out]`, or back."""
     return np.ascontiguousarray(array.T)
+
+
+def transpose_each(array: np.ndarray, config: Any) -> np.ndarray:
+    """`transpose` of several matrices that lie in one array, such as experts."""
+    return np.ascontiguousarray(array.swapaxes(-1, -2))
 
 
 def flatten(array: np.ndarray, config: Any) -> np.ndarray:
@@ -110,7 +117,19 @@ def source_shape(shape: tuple[int, ...], change: Change) -> tuple[int, ...] | No
     """The shape there of what has `shape` here; `None`: only reading it can tell."""
     if change is same or change in IDS:
         return shape
+    if change is transpose_each:
+        return (*shape[:-2], shape[-1], shape[-2])
     return None if change is flatten else shape[::-1]
+
+
+def idle_keys(config: TargetConfig) -> list[str]:
+    """What files may hold of layers that read the keys of others: it is never used."""
+    return [
+        f"model.layers.{l}.self_attn.{name}.weight"
+        for l in range(config.num_layers)
+        if not config.stores(l)
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    ]
 
 
 def ignored(tensors: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from converters.families import llama, mistral, qwen2, qwen3
+from converters.families import gemma, llama, mistral, qwen2, qwen3
 from converters.tables import Table
 
 __all__ = ["GGUF", "HUGGING_FACE"]
@@ -14,6 +14,9 @@ HUGGING_FACE: Mapping[str, Table] = MappingProxyType(
         "mistral": mistral.HUGGING_FACE,
         "qwen2": qwen2.HUGGING_FACE,
         "qwen3": qwen3.HUGGING_FACE,
+        "gemma2": gemma.GEMMA_2,
+        "gemma3": gemma.GEMMA_3,
+        "gemma4": gemma.GEMMA_4,
     }
 )
 GGUF: Mapping[str, Table] = MappingProxyType(

@@ -19,11 +19,15 @@ from jspec.models.base import (
     TargetConfig,
     weight_shapes,
 )
+from jspec.models.gemma import Gemma
+from jspec.models.gemma_config import GEMMAS, GemmaConfig
 from jspec.models.llama import Decoder
 
 __all__ = [
     "FAMILIES",
     "Decoder",
+    "Gemma",
+    "GemmaConfig",
     "ModelConfig",
     "Rope",
     "Seen",
@@ -39,6 +43,7 @@ __all__ = [
 
 FAMILIES: Mapping[str, tuple[type[Any], type[Any]]] = MappingProxyType(
     dict.fromkeys(LLAMAS, (ModelConfig, Decoder))
+    | dict.fromkeys(GEMMAS, (GemmaConfig, Gemma))
 )
 """The configuration and the model of each family."""
 
@@ -75,10 +80,10 @@ def random_weights(
     for name, shape in weight_shapes(config).items():
         last = name.rsplit(".", 1)[-1]
         value = rng.standard_normal(shape, np.float32)
-        if last.endswith("norm"):
+        if last.endswith(("norm", "scale", "scalar")):
             value = 1 + 0.1 * value
-        elif len(shape) == 2:
-            value *= shape[-1 if last == "embed" else 0] ** -0.5
+        elif len(shape) > 1:
+            value *= shape[-1 if last.endswith("embed") else -2] ** -0.5
         else:
             value *= 0.1
         weights[name] = jnp.asarray(value, dtype)

@@ -166,7 +166,8 @@ def embed(table: Float[Array, "V E"], tokens: Int[Array, "B N"]) -> Array:
 def inverse_frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
     """Angles per position of each pair of dimensions, and what scales sine and cosine.
 
-    Llama 3.1's scaling is that of its model card; yarn's is Peng et al. 2023, §3.4.
+    Llama 3.1's scaling is that of its model card; yarn's is Peng et al. 2023, §3.4;
+    pairs that a proportional rope leaves alone have angle 0.
 
     Returns:
       float32 `[D / 2]`, and the attention factor.
@@ -176,6 +177,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
     factor = 1.0
     if rope.kind == "linear":
         frequencies /= rope.factor
+    elif rope.kind == "proportional":
+        frequencies /= rope.factor
+        frequencies[int(rope.fraction * head_dim // 2) :] = 0.0
     elif rope.kind == "llama3":
         wavelengths = 2 * math.pi / frequencies
         length = rope.original_max_position

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec import native
 from jspec.cache import KVCache
-from jspec.models.base import ModelConfig, Seen, check_weights
+from jspec.models.base import ModelConfig, Seen, Target, check_weights
 from jspec.models.layers import (
     embed,
     linear,
@@ -21,7 +21,7 @@ from jspec.models.layers import (
 )
 from jspec.rounds import ancestors_of
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "beside_another"]
 
 type Product = Callable[..., tuple[Array, ...]]
 
@@ -116,7 +116,9 @@ class Decoder(nnx.Module):
         """
         config = self.config
         if tokens.size == 1 and (self.dtype == jnp.bfloat16 or native.ready()):
-            return self._alone(tokens, parent, cache, feature_layers, logits=logits)
+            return beside_another(
+                self, tokens, parent, cache, feature_layers, logits=logits
+            )
         ancestors = ancestors_of(parent) if branching else None
         nodes = jnp.arange(tokens.shape[1])[None]
         depth = nodes if ancestors is None else ancestors.sum(-1, dtype=jnp.int32) - 1
@@ -135,32 +137,6 @@ class Decoder(nnx.Module):
             features = jnp.concatenate([taps[j] for j in feature_layers], axis=-1)
         seen = self.logits(x) if logits else None
         return Seen(logits=seen, features=features, cache=cache)
-
-    def _alone(
-        self,
-        tokens: Int[Array, "1 1"],
-        parent: Int[Array, "1 1"],
-        cache: KVCache,
-        feature_layers: tuple[int, ...],
-        *,
-        logits: bool,
-    ) -> Seen:
-        """One token beside a second that nobody reads.
-
-        XLA computes one row in another order than the same row among several (and a
-        bfloat16 product of one row on a CPU 20 times slower than of two); with never
-        fewer than two, a token has the same bits whatever is verified beside it.
-        """
-        twice = jnp.concatenate([tokens, tokens], axis=1)
-        seen = self(
-            twice,
-            jnp.concatenate([parent, jnp.zeros_like(parent)], axis=1),
-            cache,
-            feature_layers=feature_layers,
-            logits=logits,
-        )
-        first = jax.tree.map(lambda a: a[:, :1], (seen.logits, seen.features))
-        return Seen(logits=first[0], features=first[1], cache=seen.cache)
 
     def embed_tokens(self, tokens: Int[Array, "B N"]) -> Float[Array, "B N E"]:
         """The stream before the first layer."""
@@ -226,3 +202,29 @@ class Decoder(nnx.Module):
         gate, up = product(y, weights, (_of(layer.gate_bias), _of(layer.up_bias)))
         gated = jax.nn.silu(gate) * up
         return x + product(gated, (layer.down[...],), (_of(layer.down_bias),))[0]
+
+
+def beside_another(
+    model: Target,
+    tokens: Int[Array, "1 1"],
+    parent: Int[Array, "1 1"],
+    cache: KVCache,
+    feature_layers: tuple[int, ...],
+    *,
+    logits: bool,
+) -> Seen:
+    """One token beside a second that nobody reads.
+
+    XLA computes one row in another order than the same row among several (and a
+    bfloat16 product of one row on a CPU 20 times slower than of two); with never
+    fewer than two, a token has the same bits whatever is verified beside it.
+    """
+    seen = model(
+        jnp.concatenate([tokens, tokens], axis=1),
+        jnp.concatenate([parent, jnp.zeros_like(parent)], axis=1),
+        cache,
+        feature_layers=feature_layers,
+        logits=logits,
+    )
+    first = jax.tree.map(lambda a: a[:, :1], (seen.logits, seen.features))
+    return Seen(logits=first[0], features=first[1], cache=seen.cache)
