@@ -60,7 +60,7 @@ def drafts(
         yield Step(logits=jnp.pad(logits, ((0, 0), (0, step), (0, 0)))[:, step:])
 
 
-def begin(name: str, shape: tuple[int, ...], target: Any, words: Words) -> Any:
+def begin(name: str, shape: tuple[int, ...], target: Any, words: Words | None) -> Any:
     """The embedding is the target's, condensed."""
     return (
         condensed(target, shape[1], size=shape[1] ** -0.5) if name == "embed" else None

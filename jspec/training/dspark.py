@@ -74,7 +74,7 @@ def term(step: Step, truth: Truth) -> Float[Array, "B A"]:
     return loss - kept * jnp.log(sure) - (1 - kept) * jnp.log1p(-sure)
 
 
-def begin(name: str, shape: tuple[int, ...], target: Any, words: Words) -> Any:
+def begin(name: str, shape: tuple[int, ...], target: Any, words: Words | None) -> Any:
     """The Markov head begins from the target's embedding, condensed, with no effect."""
     if name == "markov.before":
         return condensed(target, shape[1])

@@ -60,9 +60,11 @@ def drafts(
         yield Step(logits=model.logits(hidden))
 
 
-def begin(name: str, shape: tuple[int, ...], target: Any, words: Words) -> Array | None:
+def begin(
+    name: str, shape: tuple[int, ...], target: Any, words: Words | None
+) -> Array | None:
     """Head and norm begin as the target's."""
-    if name == "head" and shape[0] == target.config.hidden_size:
+    if name == "head" and words is not None and shape[0] == target.config.hidden_size:
         return head_of(target, words)
     if name == "norm" and shape == target.norm[...].shape:
         return jnp.asarray(target.norm[...])

@@ -47,12 +47,14 @@ def drafts(
 
 
 def begin(
-    name: str, shape: tuple[int, ...], target: Any, words: Words
+    name: str, shape: tuple[int, ...], target: Any, words: Words | None
 ) -> Array | np.ndarray | None:
     """Blocks of zeros, heads of the target."""
     if name.startswith("blocks."):
         return np.zeros(shape, np.float32)
-    return head_of(target, words) if name.startswith("heads.") else None
+    if words is None or not name.startswith("heads."):
+        return None
+    return head_of(target, words)
 
 
 RECIPE = Recipe(

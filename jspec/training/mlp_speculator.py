@@ -55,7 +55,7 @@ def drafts(
         yield Step(logits=logits.reshape(b, a, -1))
 
 
-def begin(name: str, shape: tuple[int, ...], target: Any, words: Words) -> Any:
+def begin(name: str, shape: tuple[int, ...], target: Any, words: Words | None) -> Any:
     """Embedding and head are the target's embedding, condensed."""
     if name.endswith(".embed"):
         return condensed(target, shape[1])

@@ -72,7 +72,7 @@ def drafts(
         yield Step(logits=model.logits(hidden[:, :, step]))
 
 
-def begin(name: str, shape: tuple[int, ...], target: Any, words: Words) -> Any:
+def begin(name: str, shape: tuple[int, ...], target: Any, words: Words | None) -> Any:
     """The embedding is the target's, condensed; else as EAGLE-3's."""
     if name == "embed":
         return condensed(target, shape[1])

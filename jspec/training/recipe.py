@@ -102,7 +102,6 @@ class Recipe:
       decay: a place weighs so much of the one before it.
       dense: whether every position is an anchor; else some are drawn.
       begin: a weight's first value, if it is not drawn: `(name, shape, target, words)`.
-      fixed: parts of names of weights that stay as they begin.
       language_model: whether the drafter is a language model of its own.
     """
 
@@ -114,7 +113,6 @@ class Recipe:
     decay: float = 0.8
     dense: bool = True
     begin: Callable[..., Array | np.ndarray | None] = lambda *_: None
-    fixed: tuple[str, ...] = ()
     language_model: bool = False
 
 

@@ -149,8 +149,14 @@ def update(
 
     loss, gradient = jax.value_and_grad(loss_of)(weights)
     changes, moments = optimizer(task).update(gradient, moments, weights)
-    weights = optax.apply_updates(weights, changes)
-    return weights, moments, Report(loss=loss, norm=optax.global_norm(gradient))
+    after = jax.tree.map(jnp.add, weights, changes)
+    return after, moments, Report(loss=loss, norm=_size(gradient))
+
+
+def _size(gradient: dict[str, Array]) -> Float[Array, ""]:
+    return jnp.sqrt(
+        sum((jnp.square(a).sum() for a in gradient.values()), jnp.float32(0))
+    )
 
 
 def _loss(

@@ -1,0 +1,83 @@
+"""A drafter learns the text it is given, and a stopped run goes on as if it had not."""
+
+import numpy as np
+import pytest
+
+from jspec import checkpoint
+from jspec.drafters import METHODS
+from jspec.testing import GREEDY, decode, tiny_target
+from jspec.training import RECIPES
+from jspec.training.run import Settings, run
+from jspec.training.texts import Texts
+
+LENGTH = 32
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target(seed=3)
+
+
+@pytest.fixture(scope="module")
+def texts(target):
+    """One text again and again: the target's own answer of 24 tokens."""
+    prompt = [5, 23, 42, 7, 19, 50, 3, 31]
+    [answer] = decode(target, METHODS["none"](), None, [prompt], GREEDY)
+    assert len(set(answer.tokens)) > 5
+    text = np.array([*prompt, *answer.tokens])
+    return Texts(notes={"seed": 0}, texts=(text,) * 20, prompts=(8,) * 20)
+
+
+def asked(method, **changes):
+    fields = {"tokens": 10_000, "batch": 2, "length": LENGTH, "anchors": 8, "rate": 0.01}
+    return Settings(method=method, **fields | {"save_every": 1000} | changes)
+
+
+def trained(settings, target, texts, folder, **told):
+    return run(settings, target, texts, folder, command="", tokenizer_files={}, **told)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(m, marks=() if m in ("eagle3", "dflash") else pytest.mark.slow)
+        for m in RECIPES
+    ],
+)
+def test_a_drafter_trained_on_one_text_drafts_it(method, target, texts, tmp_path):
+    card = trained(asked(method), target, texts, tmp_path)
+    before, after = (
+        np.array(point["held"]["right"]) / point["held"]["inside"]
+        for point in (card["curve"][0], card["curve"][-1])
+    )
+    assert after[:4].sum() > before[:4].sum() + 1.5
+    assert card["held_out_tau"][4] == 1 + sum(card["held_out_acceptance"][:4])
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(target, texts, tmp_path):
+    settings = asked("eagle", tokens=400, save_every=3)
+    whole = trained(settings, target, texts, tmp_path / "whole")
+
+    def stop(step, loss):
+        if step == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        trained(settings, target, texts, tmp_path / "halves", tell=stop)
+    seen = []
+    halves = trained(
+        settings, target, texts, tmp_path / "halves", tell=lambda s, _: seen.append(s)
+    )
+    assert (seen[0], seen[-1]) == (4, whole["updates"])
+    for name in ("held_out_acceptance", "tokens", "updates"):
+        assert halves[name] == whole[name]
+    assert [p["loss"] for p in halves["curve"]] == [p["loss"] for p in whole["curve"]]
+    one, other = (
+        checkpoint.load_drafter(tmp_path / name / "drafter")[2]
+        for name in ("whole", "halves")
+    )
+    assert all(np.array_equal(one[name], other[name]) for name in one)
