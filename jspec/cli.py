@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from jspec import cli_train
+
 __all__ = ["app", "main"]
 
 app = typer.Typer(
@@ -18,6 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli_train.add(app)
 
 TARGET = "smollm2-135m"
 
