@@ -1,4 +1,4 @@
-"""The command `jspec`: generate, serve, demo, methods, cost, bench."""
+"""The command `jspec`: generate, serve, demo, methods, cost, calibrate, lab, bench."""
 
 import contextlib
 import json
@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from jspec import cli_train
+from jspec.server import control_commands
+from jspec.server.control_commands import parse_options
 
 __all__ = ["app", "main"]
 
@@ -73,6 +75,9 @@ def generate(
     dtype: Annotated[
         str | None, typer.Option(help="float32 or bfloat16; the checkpoint's if unset.")
     ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(help="gpu or reference; by platform if unset.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Go on from the text; no chat template.")
     ] = False,
@@ -93,10 +98,11 @@ def generate(
             drafter=drafter,
             num_speculative_tokens=k,
             draft_sampling=draft_sampling,
-            method_options=_method_options(option),
+            method_options=parse_options(option),
             schedule=schedule,
             verification=verification,
             dtype=dtype,
+            kernels=kernels,
             max_batch=1,
         ) as server:
             for prompt in prompts:
@@ -104,24 +110,6 @@ def generate(
                 if not raw and server.tokenizer.has_chat_template:
                     asked = [{"role": "user", "content": prompt}]
                 _answer(server, prompt, asked, params, as_json=as_json)
-
-
-def _method_options(given: list[str] | None) -> dict[str, Any] | None:
-    """`NAME=VALUE` each; a value is JSON, or else text."""
-    if not given:
-        return None
-    options: dict[str, Any] = {}
-    for pair in given:
-        name, mark, value = pair.partition("=")
-        if not (name and mark):
-            raise ValueError(f"--option takes NAME=VALUE, not {pair!r}")
-        if name in options:
-            raise ValueError(f"--option {name} is given twice")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 def _answer(
@@ -220,6 +208,9 @@ def serve(
     dtype: Annotated[
         str | None, typer.Option(help="float32 or bfloat16; the checkpoint's if unset.")
     ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(help="gpu or reference; by platform if unset.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of requests without one.")] = 0,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds for running answers at the end.")
@@ -249,7 +240,7 @@ def serve(
                 drafter=drafter,
                 num_speculative_tokens=k,
                 draft_sampling=draft_sampling,
-                method_options=_method_options(option),
+                method_options=parse_options(option),
                 schedule=schedule,
                 verification=verification,
                 max_batch=max_batch,
@@ -257,6 +248,7 @@ def serve(
                 kv_pages=kv_pages,
                 prefix_cache=prefix_cache,
                 dtype=dtype,
+                kernels=kernels,
                 seed=seed,
             ) as server,
         ):
@@ -482,6 +474,10 @@ def bench(context: typer.Context) -> None:
     from benchmarks.__main__ import app as benchmarks
 
     benchmarks(args=context.args, prog_name="jspec bench")
+
+
+app.command()(control_commands.calibrate)
+app.command()(control_commands.lab)
 
 
 def main() -> None:

@@ -1,0 +1,98 @@
+"""Times the engine's own rounds over pages of a given length, without any text."""
+
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jspec.engine.engine import Engine
+
+__all__ = ["fits", "time_rounds"]
+
+
+def fits(engine: Engine, *, batch: int, gammas: Sequence[int], context: int) -> bool:
+    """Whether there are rows and pages for such rounds."""
+    layout = engine.layout
+    need = _pages(engine, gammas, context)
+    return (
+        batch <= layout.rows
+        and need <= layout.row_pages
+        and need * batch <= layout.pages
+    )
+
+
+def time_rounds(
+    engine: Engine,
+    *,
+    batch: int,
+    gammas: Sequence[int],
+    context: int,
+    repeats: int,
+) -> dict[int, list[float]]:
+    """Milliseconds of whole rounds, from dispatch until the device is done.
+
+    Each row has pages of its own, as many as `context` tokens take; what is written in
+    them does not change how long they are read. Rows are greedy. K values take turns,
+    so that what disturbs the machine disturbs all of them; the first turn is not
+    counted.
+
+    Args:
+      engine: that serves nobody, before and after: what its pages held is lost.
+      batch: rows.
+      gammas: drafted tokens; each has an executable.
+      context: tokens in the cache of each row.
+      repeats: timed rounds of each.
+    """
+    if not engine.idle:
+        raise RuntimeError("rounds are timed while the engine serves nobody")
+    if not fits(engine, batch=batch, gammas=gammas, context=context):
+        raise ValueError(
+            f"batch {batch} at context {context} needs "
+            f"{batch * _pages(engine, gammas, context)} pages and rows of as many; "
+            f"there are {engine.layout.pages}"
+        )
+    spent: dict[int, list[float]] = {gamma: [] for gamma in gammas}
+    for turn in range(repeats + 1):
+        for gamma in gammas:
+            ms = _round(engine, batch, gamma, context, _pages(engine, gammas, context))
+            if turn:
+                spent[gamma].append(ms)
+    return spent
+
+
+def _pages(engine: Engine, gammas: Sequence[int], context: int) -> int:
+    tokens = context + max(gammas) + 1 + engine.scheduler.spare
+    return -(-tokens // engine.layout.page_size)
+
+
+def _round(engine: Engine, batch: int, gamma: int, context: int, pages: int) -> float:
+    state, executables = engine._state, engine.executables
+    assert state is not None, "the state was lost in a step that failed"
+    for row in range(batch):
+        entry = executables.blank()
+        entry.length[0] = context
+        entry.table[0] = engine.layout.pages
+        entry.table[0, :pages] = np.arange(row * pages, (row + 1) * pages)
+        entry.live[0] = True
+        entry.budget[0] = context + gamma + 2
+        entry.stops[0] = -1
+        entry.gamma[0] = gamma
+        entry.sampling.top_p[0] = 1.0
+        state = executables.admit(state, row, entry)
+    drafts = None
+    if engine.host is not None and gamma:
+        chain = np.broadcast_to(np.arange(gamma, dtype=np.int32), (batch, gamma))
+        drafts = np.zeros((batch, gamma), np.int32), chain
+    jax.block_until_ready(state)
+    began = time.perf_counter()
+    done = jax.block_until_ready(
+        executables.round(state, tuple(range(batch)), gamma, drafts)
+    )
+    ended = time.perf_counter()
+    state, gone = done[0], executables.blank()
+    gone.table[0] = engine.layout.pages
+    for row in range(batch):
+        state = executables.admit(state, row, gone)
+    engine._state = state
+    return 1e3 * (ended - began)

@@ -1,0 +1,292 @@
+"""The lab: the same texts under every static K and every controller, load by load."""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jspec.control import Adaptive, Controller, CostTable, Goodput, Sample, Static
+from jspec.control.base import Counts
+from jspec.control.slots import SGLANG_DEFAULT
+from jspec.engine.buckets import powers
+from jspec.engine.probe import time_rounds
+from jspec.params import SamplingParams
+from jspec.server.local import Prompt, Server, serve
+
+__all__ = ["TEXTS", "Meter", "break_even", "measure", "show", "sweep"]
+
+TEXTS = (
+    "Explain in three sentences why the sky is blue.",
+    "Write a Python function that returns the n-th Fibonacci number, then explain it "
+    "line by line, quoting each line before you explain it.",
+    "List the planets of the solar system with one fact each, then list them again in "
+    "reverse order with the same facts.",
+    "A farmer has 17 sheep. All but 9 run away. How many are left? Explain each step.",
+    "Translate into French, sentence by sentence, quoting each first: The weather is "
+    "fine. We will walk to the lake. We will take the train home.",
+    "Write a short dialogue between a teacher and a pupil about fractions.",
+    "Summarise the water cycle, then write a table of its stages.",
+    "Give ten rules for writing clear instructions, each with an example.",
+)
+"""What is asked where nobody says anything else: some copy much, some little."""
+
+PROMPT_ROOM = 256
+"""Most tokens of a text that is asked, its template included."""
+
+
+class Meter:
+    """A controller that hands each choice on, and times the rounds of one full batch.
+
+    Rounds of other batches, in which requests come and go, are plain and not counted.
+    """
+
+    def __init__(self, palette: Sequence[int]) -> None:
+        """Compiles all of these; measures nothing yet."""
+        self.palette = tuple(sorted({0, *palette}))
+        self._inner: Controller = Static(0)
+        self._batch, self._enough = 0, 0.0
+        self._rounds: list[tuple[float, float, int]] = []
+        self.done = threading.Event()
+
+    def begin(self, inner: Controller, batch: int, tokens: float) -> None:
+        """Measures `inner` from the first round of `batch` rows, for so many tokens."""
+        self._inner, self._batch, self._enough = inner, batch, tokens
+        self._rounds = []
+        self.done.clear()
+
+    def k(self, batch: int, context: int = 0) -> int:
+        """The choice of who is measured, for a full batch; 0 for others."""
+        return self._inner.k(batch, context) if batch == self._batch else 0
+
+    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
+        """Notes what a round of the full batch gave, and when."""
+        if batch != self._batch or self.done.is_set():
+            return
+        self._inner.update(accepted, batch, drafted)
+        tokens = batch * (1 + sum(accepted) / len(accepted))
+        self._rounds.append((time.perf_counter(), tokens, drafted or 0))
+        if sum(one[1] for one in self._rounds[1:]) >= self._enough:
+            self.done.set()
+
+    def reading(self) -> dict[str, Any]:
+        """Tokens per second over the rounds after the first, and how often each K."""
+        (began, _, _), *rest = self._rounds
+        ks = [k for _, _, k in rest]
+        return {
+            "tokens_per_second": sum(one[1] for one in rest) / (rest[-1][0] - began),
+            "rounds": len(rest),
+            "tau": sum(one[1] for one in rest) / len(rest) / self._batch,
+            "ks": dict(sorted(Counter(ks).items())),
+            "settled": Counter(ks[len(ks) // 2 :]).most_common(1)[0][0],
+            "switches": sum(a != b for a, b in itertools.pairwise(ks)),
+        }
+
+
+def measure(
+    server: Server,
+    meter: Meter,
+    controller: Controller,
+    prompts: Sequence[Prompt],
+    tokens: int,
+    *,
+    timeout: float = 300.0,
+) -> dict[str, Any]:
+    """What one controller makes of these prompts, all at once.
+
+    Every row goes on, greedily, until all together have `tokens` each: rows of one
+    measurement decode what those of another do.
+    """
+    meter.begin(controller, len(prompts), tokens * len(prompts))
+    room = server.settings["max_model_len"]
+    params = SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True)
+    with contextlib.ExitStack() as stack:
+        for prompt in prompts:
+            stack.callback(server.submit(prompt, params).abort)
+        if not meter.done.wait(timeout):
+            raise RuntimeError(
+                f"{len(prompts)} texts did not have {tokens} tokens after {timeout} s"
+            )
+    while server.metrics()["running_requests"]:
+        time.sleep(0.002)
+    return meter.reading()
+
+
+def sweep(
+    target: str | Path,
+    *,
+    method: str = "auto",
+    drafter: str | Path | None = None,
+    method_options: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
+    ks: Sequence[int] = (1, 3, 5),
+    concurrency: Sequence[int] = (1, 8, 32, 64),
+    tokens: int = 24,
+    prompts: Sequence[str] = TEXTS,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Every static K and every controller at each load, on the same texts.
+
+    Costs are measured first, in the same engine; each controller is new at each load,
+    and is measured twice: the second time counts, as it does for the static ones.
+
+    Args:
+      target: as for `jspec.serve`, like what follows.
+      method: which drafts on the device.
+      drafter: the method's weights.
+      method_options: its fields.
+      dtype: of the weights.
+      ks: drafted tokens; 0 is always among them.
+      concurrency: requests at once.
+      tokens: of each row and measurement.
+      prompts: taken in turn.
+      progress: told what was measured, how many of how many.
+    """
+    meter = Meter(ks)
+    most = max(concurrency)
+    room = PROMPT_ROOM + 2 * most + tokens * (max(ks) + 1)
+    with serve(
+        target,
+        method=method,
+        drafter=drafter,
+        method_options=method_options,
+        dtype=dtype,
+        num_speculative_tokens=max(ks),
+        schedule=meter,
+        max_batch=most,
+        max_model_len=room,
+        kv_pages=most * -(-room // 16),
+    ) as server:
+        asked = [_asked(server, text) for text in prompts]
+        lengths = sorted(map(len, asked))
+        costs = _costs(server, meter.palette, concurrency, lengths[len(lengths) // 2])
+        result: dict[str, Any] = {
+            "settings": dict(server.settings) | {"schedule": "lab"},
+            "device": jax.devices()[0].device_kind,
+            "ks": list(meter.palette),
+            "tokens": tokens,
+            "costs": costs.to_json(),
+            "loads": [],
+        }
+        names = [*(f"K={k}" for k in meter.palette), *_controllers(costs, most, ks)]
+        count = len(concurrency) * len(names)
+        for at, load in enumerate(concurrency):
+            rows = list(itertools.islice(itertools.cycle(asked), load))
+            rivals: dict[str, Controller] = {
+                f"K={k}": Static(k) for k in meter.palette
+            } | _controllers(costs, most, ks)
+            read = {}
+            for turn in range(2):
+                for done, (name, rival) in enumerate(rivals.items(), 1):
+                    read[name] = measure(server, meter, rival, rows, tokens)
+                    if progress is not None and turn:
+                        progress(f"{name}, {load}", at * len(names) + done, count)
+            result["loads"].append({"concurrency": load, "read": read})
+    result["break_even"] = {
+        str(k): break_even(result["loads"], k) for k in meter.palette if k
+    }
+    return result
+
+
+def break_even(loads: Sequence[Mapping[str, Any]], k: int) -> float | None:
+    """The load up to which a static K gained over none; `None`: at every load.
+
+    Between two measured loads the gain is taken as linear; 0: it gained at none.
+    """
+    gains = [
+        (
+            load["concurrency"],
+            load["read"][f"K={k}"]["tokens_per_second"]
+            / load["read"]["K=0"]["tokens_per_second"],
+        )
+        for load in loads
+    ]
+    if gains[0][1] < 1:
+        return 0.0
+    for (low, before), (high, after) in itertools.pairwise(gains):
+        if after < 1:
+            return low + (high - low) * (before - 1) / (before - after)
+    return None
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Prints the sweep: a line a controller, a column a load."""
+    from rich.console import Console
+    from rich.table import Table
+
+    loads = result["loads"]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("tokens/s (K it settled on)", no_wrap=True)
+    for load in loads:
+        table.add_column(f"{load['concurrency']} at once", justify="right")
+    for name in loads[0]["read"]:
+        cells = []
+        for load in loads:
+            static = {
+                who: one["tokens_per_second"]
+                for who, one in load["read"].items()
+                if who.startswith("K=")
+            }
+            best, own = max(static, key=static.__getitem__), load["read"][name]
+            rate = own["tokens_per_second"]
+            if name in static:
+                cells.append(f"{rate:.1f}" + (" best" if name == best else ""))
+            else:
+                right = "" if f"K={own['settled']}" == best else "not best, "
+                share = rate / static[best]
+                cells.append(f"{rate:.1f} (K={own['settled']}, {right}{share:.2f})")
+        table.add_row(name, *cells)
+    console = Console()
+    console.print(table)
+    for k, reach in result["break_even"].items():
+        until = "at every load" if reach is None else f"up to {reach:.0f} at once"
+        console.print(
+            f"K = {k} gains {until}" if reach != 0 else f"K = {k} never gains"
+        )
+
+
+def _controllers(
+    costs: CostTable, most: int, ks: Sequence[int]
+) -> dict[str, Controller]:
+    graphs = powers(most)
+    palette = [0, *ks]
+    slots = {"1": {"candidate_steps": palette}}
+    theirs = {}
+    for low, slot in SGLANG_DEFAULT.items():
+        steps = [k for k in slot["candidate_steps"] if k in palette]
+        if steps:
+            theirs[low] = {**slot, "candidate_steps": steps}
+    return {
+        "SGLang": Adaptive(theirs or slots, graph_batches=graphs, compat="sglang"),
+        "adaptive": Adaptive(slots, graph_batches=graphs),
+        "adaptive, costs": Adaptive(slots, graph_batches=graphs, cost=costs.round_ms),
+        "goodput": Goodput(costs, palette=ks),
+    }
+
+
+def _costs(
+    server: Server, palette: Sequence[int], batches: Sequence[int], context: int
+) -> CostTable:
+    """Rounds at each load, with K and the drafter in one: nothing is told apart."""
+    verify = []
+    for batch in batches:
+        times = time_rounds(
+            server._engine, batch=batch, gammas=palette, context=context, repeats=5
+        )
+        verify += [
+            Sample(ms=ms, batch=batch, size=batch * (k + 1), context=context)
+            for k, every in times.items()
+            for ms in every
+        ]
+    return CostTable(verify=verify)
+
+
+def _asked(server: Server, text: str) -> list[int]:
+    if server.tokenizer.has_chat_template:
+        return server.tokenizer.chat([{"role": "user", "content": text}])
+    return server.tokenizer.encode(text)
