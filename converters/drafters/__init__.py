@@ -12,6 +12,7 @@ from converters.drafters import (
     eagle3,
     medusa,
     mlp_speculator,
+    mtp,
     p_eagle,
     pard,
 )
@@ -29,6 +30,7 @@ CONVERTERS: Mapping[str, Converter] = MappingProxyType[str, Converter](
         "mlp_speculator": mlp_speculator,
         "pard": pard,
         "p_eagle": p_eagle,
+        "mtp": mtp,
         "dspark": dspark,
         "dflash": dflash,
         "eagle3": eagle3,
