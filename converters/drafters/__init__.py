@@ -10,6 +10,7 @@ from converters.drafters import (
     dspark,
     eagle,
     eagle3,
+    frozen_kv_mtp,
     medusa,
     mlp_speculator,
     mtp,
@@ -26,6 +27,7 @@ __all__ = ["CONVERTERS", "DrafterPlan", "plan", "recognise"]
 
 CONVERTERS: Mapping[str, Converter] = MappingProxyType[str, Converter](
     {
+        "frozen_kv_mtp": frozen_kv_mtp,
         "medusa": medusa,
         "mlp_speculator": mlp_speculator,
         "pard": pard,

@@ -17,6 +17,7 @@ from jspec.drafters.draft_model import DraftModel
 from jspec.drafters.dspark import DSpark
 from jspec.drafters.eagle import Eagle
 from jspec.drafters.eagle3 import Eagle3
+from jspec.drafters.frozen_kv_mtp import FrozenKVMTP
 from jspec.drafters.medusa import Medusa
 from jspec.drafters.mlp_speculator import MLPSpeculator
 from jspec.drafters.mtp import MTP
@@ -52,6 +53,7 @@ LISTED: dict[str, type[Drafter] | type[HostDrafter]] = {
     "mtp": MTP,
     "medusa": Medusa,
     "mlp_speculator": MLPSpeculator,
+    "frozen_kv_mtp": FrozenKVMTP,
 }
 """The methods of this version, and behind them what `jspec.register` adds."""
 
