@@ -84,9 +84,10 @@ class MTP:
     def configure(cls, config: Mapping[str, Any], **options: Any) -> Self:
         """A drafter for a checkpoint's configuration; several modules are all used."""
         settled = MTPConfig.from_json(config)
+        fields: dict[str, Any] = dict(options)
         if settled.modules > 1:
-            options = {"gamma": settled.modules} | options
-        return cls(config=settled, **options)
+            fields.setdefault("gamma", settled.modules)
+        return cls(config=settled, **fields)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
