@@ -19,9 +19,9 @@ import numpy as np
 
 __all__ = ["Batch", "Texts", "load_texts", "write_texts"]
 
-SHARD = 128
+SHARD = 64
 """Texts of a shard: what a stopped run loses at most."""
-HELD_OUT = 64
+HELD_OUT = 32
 """The first so many texts are never trained on."""
 NOTES = "texts.json"
 
@@ -63,7 +63,7 @@ class Texts:
 
     @property
     def held_out(self) -> int:
-        """The first so many are for examination: 64, or a fifth if they are few."""
+        """The first so many are for examination: 32, or a fifth if they are few."""
         return min(HELD_OUT, max(1, len(self.texts) // 5))
 
     def batch(self, which: Sequence[int], length: int) -> Batch:
