@@ -130,7 +130,9 @@ def plan(raw: Mapping[str, Any], tensors: TensorFiles) -> DrafterPlan:
 
 def _layers(raw: Mapping[str, Any]) -> int:
     """How many layers the target has, where its modules are numbered behind them."""
-    layers = raw.get("text_config", raw).get("num_hidden_layers")
+    inner = raw.get("text_config")
+    fields = inner if isinstance(inner, Mapping) else raw
+    layers = fields.get("num_hidden_layers")
     return layers if isinstance(layers, int) else 0
 
 

@@ -170,13 +170,13 @@ def onward(**options):
 )
 def test_heads_that_know_the_text_are_accepted_every_time(make, options):
     target, drafter, weights, order = make(gamma=3, **options)
-    loop = Loop(target, drafter, weights, rows=3, room=512)
+    loop = Loop(target, drafter, weights, rows=3, room=1024)
     for row in range(3):
         wish = dataclasses.replace(
-            GREEDY, max_tokens=500, num_speculative_tokens=row or None
+            GREEDY, max_tokens=1000, num_speculative_tokens=row or None
         )
         loop.admit(row, order[row : row + 3 + 2 * row], wish)
-    for _ in range(60):
+    for _ in range(240):
         assert loop.round().accepted.tolist() == [3, 1, 2]
 
 

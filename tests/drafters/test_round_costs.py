@@ -33,6 +33,7 @@ from jspec.params import SamplingParams
 from jspec.testing import tiny_config, tiny_target
 from tests.drafters.blocks import block_config, random_weights
 from tests.drafters.eagles import eagle, eagle3, sized
+from tests.drafters.mtps import mtp
 
 DRAFTED = (1, 3, 6)
 BATCH = 2
@@ -47,6 +48,11 @@ def keys(l):
     return layer(l, "kv")
 
 
+def module(names=("q", "k", "v", "o", "gate", "up", "down")):
+    return [f"drafter.modules.0.layers.0.{name}" for name in names]
+
+
+MODULE = "drafter.modules.0.fc"
 FC, OWN_HEAD, HEAD = "drafter.fc", "drafter.head", "target.head"
 BOTH = layer(0) + layer(1)
 BLOCK = ([*BOTH, HEAD], [FC, *keys(0), *keys(1)])
@@ -60,6 +66,7 @@ PARALLEL = {
 CHAINS = {
     "eagle": ([FC, *layer(0), HEAD], [FC, *keys(0)], []),
     "eagle3": ([*layer(0), OWN_HEAD], [FC, *keys(0)], []),
+    "mtp": ([MODULE, *module(), HEAD], [MODULE, *module("kv")], []),
     "draft_model": ([*BOTH, OWN_HEAD], [], []),
 }
 READS = PARALLEL | CHAINS
@@ -93,7 +100,8 @@ def made(name, k):
         fields = {"model": tiny_config().to_json(), "mask_token_id": 63}
         drafter = PARD.configure(fields, gamma=k)
     else:
-        drafter = {"eagle": eagle, "eagle3": eagle3}[name](gamma=k).fit(target())
+        makes = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp}
+        drafter = makes[name](gamma=k).fit(target())
     return drafter, random_weights(drafter.weight_shapes())
 
 
