@@ -19,7 +19,7 @@ from jspec.engine.probe import time_rounds
 from jspec.params import SamplingParams
 from jspec.server.local import Prompt, Server, serve
 
-__all__ = ["TEXTS", "Meter", "break_even", "measure", "show", "sweep"]
+__all__ = ["TEXTS", "Meter", "break_even", "measure", "round_costs", "show", "sweep"]
 
 TEXTS = (
     "Explain in three sentences why the sky is blue.",
@@ -27,11 +27,6 @@ TEXTS = (
     "line by line, quoting each line before you explain it.",
     "List the planets of the solar system with one fact each, then list them again in "
     "reverse order with the same facts.",
-    "A farmer has 17 sheep. All but 9 run away. How many are left? Explain each step.",
-    "Translate into French, sentence by sentence, quoting each first: The weather is "
-    "fine. We will walk to the lake. We will take the train home.",
-    "Write a short dialogue between a teacher and a pupil about fractions.",
-    "Summarise the water cycle, then write a table of its stages.",
     "Give ten rules for writing clear instructions, each with an example.",
 )
 """What is asked where nobody says anything else: some copy much, some little."""
@@ -103,8 +98,10 @@ def measure(
     measurement decode what those of another do.
     """
     meter.begin(controller, len(prompts), tokens * len(prompts))
-    room = server.settings["max_model_len"]
-    params = SamplingParams(temperature=0.0, max_tokens=room, ignore_eos=True)
+    # Whoever comes first decodes while the prompts of the others are read.
+    pieces = len(prompts) * (server.settings["max_model_len"] // 512 + 2)
+    most = tokens * (meter.palette[-1] + 1) + pieces
+    params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
     with contextlib.ExitStack() as stack:
         for prompt in prompts:
             stack.callback(server.submit(prompt, params).abort)
@@ -132,8 +129,8 @@ def sweep(
 ) -> dict[str, Any]:
     """Every static K and every controller at each load, on the same texts.
 
-    Costs are measured first, in the same engine; each controller is new at each load,
-    and is measured twice: the second time counts, as it does for the static ones.
+    Costs are measured first, in the same engine. Each controller is new at each load
+    and sees the texts twice; the second time counts.
 
     Args:
       target: as for `jspec.serve`, like what follows.
@@ -164,7 +161,8 @@ def sweep(
     ) as server:
         asked = [_asked(server, text) for text in prompts]
         lengths = sorted(map(len, asked))
-        costs = _costs(server, meter.palette, concurrency, lengths[len(lengths) // 2])
+        middle = lengths[len(lengths) // 2]
+        costs = round_costs(server, meter.palette, concurrency, [middle])
         result: dict[str, Any] = {
             "settings": dict(server.settings) | {"schedule": "lab"},
             "device": jax.devices()[0].device_kind,
@@ -181,16 +179,15 @@ def sweep(
                 f"K={k}": Static(k) for k in meter.palette
             } | _controllers(costs, most, ks)
             read = {}
-            for turn in range(2):
-                for done, (name, rival) in enumerate(rivals.items(), 1):
-                    read[name] = measure(server, meter, rival, rows, tokens)
-                    if progress is not None and turn:
-                        progress(f"{name}, {load}", at * len(names) + done, count)
+            for done, (name, rival) in enumerate(rivals.items(), 1):
+                if not isinstance(rival, Static):
+                    measure(server, meter, rival, rows, tokens)
+                read[name] = measure(server, meter, rival, rows, tokens)
+                if progress is not None:
+                    progress(f"{name}, {load}", at * len(names) + done, count)
             result["loads"].append({"concurrency": load, "read": read})
-    result["break_even"] = {
-        str(k): break_even(result["loads"], k) for k in meter.palette if k
-    }
-    return result
+    reach = {str(k): break_even(result["loads"], k) for k in meter.palette if k}
+    return result | {"break_even": reach}
 
 
 def break_even(loads: Sequence[Mapping[str, Any]], k: int) -> float | None:
@@ -220,8 +217,7 @@ def show(result: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     loads = result["loads"]
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("tokens/s (K it settled on)", no_wrap=True)
+    table = Table("tokens/s (K it settled on)", box=None, padding=(0, 2, 0, 0))
     for load in loads:
         table.add_column(f"{load['concurrency']} at once", justify="right")
     for name in loads[0]["read"]:
@@ -269,14 +265,26 @@ def _controllers(
     }
 
 
-def _costs(
-    server: Server, palette: Sequence[int], batches: Sequence[int], context: int
+def round_costs(
+    server: Server,
+    palette: Sequence[int],
+    batches: Sequence[int],
+    contexts: Sequence[int],
+    repeats: int = 5,
 ) -> CostTable:
-    """Rounds at each load, with K and the drafter in one: nothing is told apart."""
+    """What whole rounds of a server take that has served nobody yet.
+
+    Drafting and verifying are not told apart (`jspec calibrate` does): a pass costs
+    what a round with as many tokens does.
+    """
     verify = []
-    for batch in batches:
+    for batch, context in itertools.product(batches, contexts):
         times = time_rounds(
-            server._engine, batch=batch, gammas=palette, context=context, repeats=5
+            server._engine,
+            batch=batch,
+            gammas=palette,
+            context=context,
+            repeats=repeats,
         )
         verify += [
             Sample(ms=ms, batch=batch, size=batch * (k + 1), context=context)
