@@ -7,7 +7,6 @@ places whose token it has; later steps weigh less.
 from collections.abc import Iterator
 from typing import Any
 
-import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jspec.drafters.eagle3 import Eagle3
@@ -63,11 +62,9 @@ def drafts(
 def begin(
     name: str, shape: tuple[int, ...], target: Any, words: Words | None
 ) -> Array | None:
-    """Head and norm begin as the target's."""
+    """The head begins as the target's; its norm's gain would make it too sure."""
     if name == "head" and words is not None and shape[0] == target.config.hidden_size:
         return head_of(target, words)
-    if name == "norm" and shape == target.norm[...].shape:
-        return jnp.asarray(target.norm[...])
     return None
 
 
