@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import jax
 
+from jspec import zoo
 from jspec.cache import CacheLayout
 from jspec.checkpoint import read_config
 from jspec.decode import init_state, spare_slots
@@ -537,6 +538,8 @@ def serve(
             _integer(what, value, least)
     if num_speculative_tokens is not None:
         _integer("num_speculative_tokens", num_speculative_tokens, 0)
+    if drafter is None:
+        drafter = zoo.find(target, method)
     asked = Asked(
         method=method,
         drafter=drafter,
