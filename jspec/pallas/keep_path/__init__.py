@@ -22,6 +22,8 @@ def keep_path(
     Raises:
       ValueError: the kernel was asked for and does not take these shapes.
     """
+    if not pages:
+        return pages  # A target without layers keeps nothing.
     run = reference.keep_path
     if choose("keep_path", implementation) == "gpu":
         # Mosaic takes a third of a second to import, and few processes need it.
