@@ -12,6 +12,7 @@ from jspec.drafters import METHODS
 from jspec.params import SamplingParams
 from jspec.testing import GREEDY, Loop, TableTarget, decode, tiny_target
 from tests.drafters.eagles import eagle, eagle3, multi_eagle, sized, weights_of
+from tests.drafters.mtps import MIMO, NEXT, mtp
 
 V = 16
 
@@ -96,13 +97,13 @@ def test_r38_a_head_that_is_the_target_is_accepted_every_time(make, width):
     target, drafter, weights = make(
         gamma=3, draft_sampling="greedy", tree_width=width, tree_nodes=nodes
     )
-    loop = Loop(target, drafter, weights, rows=4, room=512)
+    loop = Loop(target, drafter, weights, rows=4, room=1024)
     for row, prompt in enumerate([walk(1, 5), walk(6, 7), walk(3, 9), walk(5, 6)]):
         wish = dataclasses.replace(
-            GREEDY, max_tokens=500, num_speculative_tokens=row or None
+            GREEDY, max_tokens=1000, num_speculative_tokens=row or None
         )
         loop.admit(row, prompt, wish)
-    for _ in range(100):
+    for _ in range(240):
         emission = loop.round()
         assert emission.accepted.tolist() == [3, 1, 2, 3]
 
@@ -160,8 +161,12 @@ SMALL = {"draft_vocab_size": 40}
             eagle3(sized(num_layers=2), SMALL, gamma=3, **TREE), marks=pytest.mark.slow
         ),
         pytest.param(multi_eagle(), marks=pytest.mark.slow),
+        pytest.param(
+            mtp(NEXT, MIMO | {"modules": 2, "unit_norms": True}),
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["eagle3", "eagle3, a tree", "multi_eagle"],
+    ids=["eagle3", "eagle3, a tree", "multi_eagle", "mtp"],
 )
 def test_r42_committed_pairs_come_from_the_targets_own_features(drafter):
     target = tiny_target()
@@ -188,8 +193,9 @@ def test_r42_committed_pairs_come_from_the_targets_own_features(drafter):
     [
         eagle3(config=SMALL, gamma=3),
         pytest.param(multi_eagle(), marks=pytest.mark.slow),
+        pytest.param(mtp(config=MIMO), marks=pytest.mark.slow),
     ],
-    ids=["eagle3", "multi_eagle"],
+    ids=["eagle3", "multi_eagle", "mtp"],
 )
 def test_r40_a_row_on_cached_pages_writes_what_a_fresh_one_writes(drafter):
     target = tiny_target()
@@ -220,9 +226,14 @@ def test_r40_a_row_on_cached_pages_writes_what_a_fresh_one_writes(drafter):
 
 
 @pytest.mark.slow
-def test_r43_the_first_drafts_do_not_depend_on_the_pieces_of_the_prompt():
+@pytest.mark.parametrize(
+    "drafter",
+    [eagle3(config=SMALL, gamma=3), mtp(config=MIMO | {"modules": 2})],
+    ids=["eagle3", "mtp"],
+)
+def test_r43_the_first_drafts_do_not_depend_on_the_pieces_of_the_prompt(drafter):
     target = tiny_target()
-    drafter = eagle3(gamma=3, draft_sampling="greedy", config={"draft_vocab_size": 40})
+    drafter = dataclasses.replace(drafter, draft_sampling="greedy").fit(target)
     found = []
     for chunk in (20, 7, 1):
         loop = Loop(target, drafter, weights_of(drafter), rows=1, chunk=chunk)
