@@ -2,17 +2,28 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 from jspec import native
+from jspec.pallas.keep_path import keep_path
 from jspec.pallas.paged_attention import paged_attention
+from jspec.pallas.tree_mask import tree_ancestors
 from jspec.tree import pytree
 
-__all__ = ["CacheLayout", "KVCache", "Pages", "empty_pages", "layer_pages"]
+__all__ = [
+    "CACHES",
+    "CacheLayout",
+    "KVCache",
+    "Pages",
+    "empty_pages",
+    "layer_pages",
+]
 
 BLOCK = 256
 """Tokens that one step of attention reads; a row's table holds whole blocks."""
@@ -111,14 +122,22 @@ class KVCache:
     is overwritten by the next pass, so a rejected token needs no undoing.
 
     Attributes:
+      kernels: the implementation of attention, of moving a kept path and of who
+        descends from whom, unless a call names another; `None`: by platform.
       table: pages of each row in the order of its text; an entry `P` is no page,
         and what would be written there is dropped.
       length: committed tokens.
     """
 
+    kernels: ClassVar[str | None] = None
+
     pages: Pages
     table: Int[Array, "B M"]
     length: Int[Array, " B"]
+
+    def ancestors(self, parent: Int[Array, "B N"]) -> Bool[Array, "B N N"]:
+        """`[b, n, m]`: node `n` descends from node `m`, or is it."""
+        return tree_ancestors(parent, implementation=self.kernels)
 
     def _places(
         self, slots: Int[Array, "B N"]
@@ -179,13 +198,14 @@ class KVCache:
           cap: scores are `cap * tanh(score / cap)`; `None`: as they are.
           implementation: of `jspec.pallas.paged_attention`: `"gpu"`, its kernel for
             NVIDIA GPUs, which has not run on one yet; `"reference"`, its twin. `None`:
-            the native kernel on a CPU that has it; elsewhere what `paged_attention`
-            chooses.
+            the cache's `kernels`; if that is `None`, the native kernel on a CPU that
+            has it, and elsewhere what `paged_attention` chooses.
 
         Raises:
           ValueError: the implementation asked for does not take these shapes, or
             there is none of that name.
         """
+        implementation = implementation or self.kernels
         asked = {"ancestors": ancestors, "window": window, "scale": scale}
         cached = (self.pages.k[layer], self.pages.v[layer], self.table, self.length)
         anywhere = functools.partial(
@@ -225,15 +245,16 @@ class KVCache:
         pages = self.pages
         text = pages.text.at[page, slot].set(tokens, mode="drop")
         if branching:
-            from_page, from_slot = self._places(self.length[:, None] + path)
-
-            def move(a: Array) -> Array:
-                moved = a.at[from_page, :, from_slot].get(mode="clip")
-                return a.at[page, :, slot].set(moved, mode="drop")
-
-            pages = dataclasses.replace(
-                pages, k=tuple(map(move, pages.k)), v=tuple(map(move, pages.v))
+            moved = keep_path(
+                (*pages.k, *pages.v),
+                self.table,
+                self.length,
+                path,
+                count,
+                implementation=self.kernels,
             )
+            k, v = moved[: len(pages.k)], moved[len(pages.k) :]
+            pages = dataclasses.replace(pages, k=k, v=v)
         return dataclasses.replace(
             self,
             pages=dataclasses.replace(pages, text=text),
@@ -252,3 +273,24 @@ class KVCache:
         """Each row's committed ids; what stands at and beyond `length` is undefined."""
         pages = self.pages.text.at[self.table].get(mode="clip")
         return pages.reshape(self.table.shape[0], -1)
+
+
+@pytree
+class TwinCache(KVCache):
+    """A cache whose operations are the kernels' twins, on every platform."""
+
+    kernels: ClassVar[str | None] = "reference"
+
+
+@pytree
+class KernelCache(KVCache):
+    """A cache whose operations are the kernels for NVIDIA GPUs."""
+
+    kernels: ClassVar[str | None] = "gpu"
+
+
+CACHES: Mapping[str | None, type[KVCache]] = MappingProxyType(
+    {kind.kernels: kind for kind in (KVCache, TwinCache, KernelCache)}
+)
+"""The cache of each implementation. The word is a type, since nothing static stands
+beside arrays."""

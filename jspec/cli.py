@@ -64,7 +64,7 @@ def generate(
         typer.Option(help="A field of the method, `tree_width=4`; may be repeated."),
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="K by load: a file of entries, or `adaptive`.")
+        str | None, typer.Option(help="K by load: a file, `adaptive`, `goodput:FILE`.")
     ] = None,
     verification: Annotated[
         str, typer.Option(help="Which drafts are kept; `typical:epsilon=0.1`, say.")
@@ -192,7 +192,7 @@ def serve(
         typer.Option(help="A field of the method, `tree_width=4`; may be repeated."),
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="K by load: a file of entries, or `adaptive`.")
+        str | None, typer.Option(help="K by load: a file, `adaptive`, `goodput:FILE`.")
     ] = None,
     verification: Annotated[
         str, typer.Option(help="Which drafts are kept; `typical:epsilon=0.1`, say.")

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jspec.cache import CacheLayout, KVCache, Pages, layer_pages
+from jspec.cache import CACHES, CacheLayout, KVCache, Pages, layer_pages
 from jspec.drafters.backlog import SPAN, Backlog, empty_backlog, observed, postpone
 from jspec.drafters.backlog import catch_up as observe_backlog
 from jspec.drafters.base import Drafter, Memory, View
 from jspec.drafters.ragged import Ragged
 from jspec.models.base import Target
-from jspec.rounds import DEAD, Evidence, Proposal, Verdict, ancestors_of, settle
+from jspec.rounds import DEAD, Evidence, Proposal, Verdict, settle
 from jspec.rules import (
     WORD_TOKENS,
     Rules,
@@ -306,10 +306,10 @@ def _seen(backlog: Backlog | None, rows: Array, length: Array) -> Backlog | None
     return dataclasses.replace(backlog, seen=seen)
 
 
-def _cache(pages: Pages, here: Rows) -> KVCache:
+def _cache(pages: Pages, here: Rows, kernels: str | None = None) -> KVCache:
     """The rows' cache; a row that does not live has no pages and no length."""
     none = pages.text.shape[0]
-    return KVCache(
+    return CACHES[kernels](
         pages=pages,
         table=jnp.where(here.live[:, None], here.table, none),
         length=jnp.where(here.live, here.length, 0),
@@ -326,6 +326,7 @@ def prefill(
     following: Int[Array, " 1"],
     *,
     drafter: Drafter,
+    kernels: str | None = None,
 ) -> DecodeState:
     """Reads a piece of a row's prompt: evidence like an accepted path.
 
@@ -338,9 +339,10 @@ def prefill(
       count: how many are real.
       following: the prompt's next token after them.
       drafter: static.
+      kernels: static; see `decode_round`.
     """
     here = _take(state.rows, row)
-    cache = _cache(state.pages, here)
+    cache = _cache(state.pages, here, kernels)
     nodes = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     seen = target(
         tokens,
@@ -419,6 +421,7 @@ def decode_round(
     *,
     drafter: Drafter,
     verification: Verification = STANDARD,
+    kernels: str | None = None,
 ) -> tuple[DecodeState, Emission]:
     """Propose, verify, keep, observe: one round of the rows named.
 
@@ -432,9 +435,12 @@ def decode_round(
       rows: which rows decode; an entry beyond the last row is padding.
       drafter: static; its `gamma` is this round's.
       verification: static; which drafts are kept.
+      kernels: static; the implementation of the operations of `jspec.pallas`: of
+        attention, of the rule that judges, of a tree's ancestors and kept path.
+        `None`: by platform.
     """
     here = _take(state.rows, rows)
-    cache = _cache(state.pages, here)
+    cache = _cache(state.pages, here, kernels)
     view = View(target=target, cache=cache, sampling=here.sampling)
     memory = dataclasses.replace(state.memory, rows=_take(state.memory.rows, rows))
     branching, ragged = drafter.branching, Ragged.of(drafter)
@@ -444,7 +450,7 @@ def decode_round(
         drafting = row_keys(here.sampling, cache.length, Stream.DRAFT)
         proposal, memory = drafter.propose(weights, memory, here.anchor, drafting, view)
     proposal, depth, ancestors = _trim(
-        proposal, here, target.config.vocab_size, branching=branching
+        proposal, here, cache, target.config.vocab_size, branching=branching
     )
 
     proposal = ragged.admit(proposal)
@@ -470,6 +476,7 @@ def decode_round(
         cut_broken(proposal, sound),
         dataclasses.replace(here.sampling, temperature=asked),
         branching=branching,
+        kernels=kernels,
     )
     tokens, count, finish = _deliver(proposal, verdict, sound, here)
     path = verdict.path
@@ -536,7 +543,7 @@ def _anchors(anchor: Array) -> Proposal:
 
 
 def _trim(
-    proposal: Proposal, here: Rows, width: int, *, branching: bool
+    proposal: Proposal, here: Rows, cache: KVCache, width: int, *, branching: bool
 ) -> tuple[Proposal, Array, Array]:
     """Offers no node deeper than the row may use: its own `gamma` and its budget.
 
@@ -545,7 +552,7 @@ def _trim(
     n = proposal.tokens.shape[1]
     nodes = jnp.arange(n)
     if branching:
-        ancestors = ancestors_of(proposal.parent)
+        ancestors = cache.ancestors(proposal.parent)
         depth = ancestors.sum(-1, dtype=jnp.int32) - 1
     else:
         ancestors = jnp.broadcast_to(

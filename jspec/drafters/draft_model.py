@@ -180,7 +180,7 @@ class DraftModel:
         logits: bool = True,
     ) -> tuple[Any, Pages]:
         parent = jnp.arange(tokens.shape[1], dtype=jnp.int32) - 1
-        own = KVCache(pages=pages, table=cache.table, length=start)
+        own = dataclasses.replace(cache, pages=pages, length=start)
         seen = weights(
             tokens, jnp.broadcast_to(parent, tokens.shape), own, logits=logits
         )

@@ -194,7 +194,7 @@ class PARD:
         logits: bool = True,
     ) -> Seen:
         parent = jnp.arange(tokens.shape[1], dtype=jnp.int32) - 1
-        own = KVCache(pages=pages, table=cache.table, length=start)
+        own = dataclasses.replace(cache, pages=pages, length=start)
         model = models.build(self.config.model, weights)
         return model(tokens, jnp.broadcast_to(parent, tokens.shape), own, logits=logits)
 

@@ -169,20 +169,19 @@ class PackedCache(KVCache):
     the pages: there the rows are what they always are.
 
     Attributes:
-      rows: table and length of the rows.
+      rows: the rows' own view, with the pages as they were before the pass.
       node: which of the rows' nodes stands where in the line.
       place: where in the line each node stands; `T`: it does not.
     """
 
-    rows: tuple[Int[Array, "R M"], Int[Array, " R"]]
+    rows: KVCache
     node: Int[Array, " T"]
     place: Int[Array, "R N"]
 
     @property
     def whole(self) -> KVCache:
         """The rows' own view of the pages."""
-        table, length = self.rows
-        return KVCache(pages=self.pages, table=table, length=length)
+        return dataclasses.replace(self.rows, pages=self.pages)
 
     def apart(self, line: Array) -> Array:
         """`[T, 1, ...]` as `[R, N, ...]`, zero for nodes that are not in the line."""
@@ -233,7 +232,7 @@ def _pack(cache: KVCache, verified: Bool[Array, "B N"], total: int) -> PackedCac
         pages=cache.pages,
         table=cache.table[row],
         length=cache.length[row] + node % n,
-        rows=(cache.table, cache.length),
+        rows=cache,
         node=node,
         place=place.reshape(b, n),
     )

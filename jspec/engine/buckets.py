@@ -84,6 +84,7 @@ class Executables:
         buckets: Buckets,
         *,
         verification: Verification = decode.STANDARD,
+        kernels: str | None = None,
         given: bool = False,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
@@ -136,7 +137,9 @@ class Executables:
         prefill = {
             size: self._compile(
                 f"prefill {size}",
-                with_weights(functools.partial(decode.prefill, drafter=drafter)),
+                with_weights(
+                    functools.partial(decode.prefill, drafter=drafter, kernels=kernels)
+                ),
                 shardings,
                 one,
                 np.zeros((1, size), np.int32),
@@ -150,7 +153,10 @@ class Executables:
         for gamma in buckets.gammas:
             drafting = dataclasses.replace(drafter, gamma=gamma)
             step = functools.partial(
-                decode.decode_round, drafter=drafting, verification=verification
+                decode.decode_round,
+                drafter=drafting,
+                verification=verification,
+                kernels=kernels,
             )
             step = with_drafts(step) if given else with_weights(step)
             for batch in buckets.batch:

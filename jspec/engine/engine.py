@@ -103,6 +103,7 @@ class Engine:
         buckets: Buckets,
         max_model_len: int,
         verification: Verification = STANDARD,
+        kernels: str | None = None,
         prefix_cache: bool = True,
         seed: int = 0,
         controller: Controller | None = None,
@@ -120,6 +121,7 @@ class Engine:
           buckets: every shape a step may have.
           max_model_len: most tokens of a prompt and its continuation.
           verification: which drafts are kept.
+          kernels: the implementation of what has a kernel; `None`: by platform.
           prefix_cache: whether prompts that begin alike share pages.
           seed: of requests that have none.
           controller: chooses the drafted tokens of each round from batch and median
@@ -163,6 +165,7 @@ class Engine:
             state,
             buckets,
             verification=verification,
+            kernels=kernels,
             given=host is not None,
             progress=progress,
         )

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import jax
 
-__all__ = ["Implementation", "choose"]
+__all__ = ["Implementation", "check_kernels", "choose"]
 
 Implementation = Literal["reference", "gpu"]
 
@@ -33,3 +33,26 @@ def choose(operation: str, implementation: str | None) -> Implementation:
         f"{operation} has no implementation {implementation!r}; there are "
         f"{', '.join(get_args(Implementation))}"
     )
+
+
+def check_kernels(kernels: str | None) -> None:
+    """Refuses a word that is none, and kernels where nothing could run them.
+
+    Raises:
+      ValueError: what `kernels` may be, or which device it needs.
+    """
+    known = get_args(Implementation)
+    if kernels is not None and kernels not in known:
+        raise ValueError(
+            f"kernels must be {' or '.join(map(repr, known))} or left out, not "
+            f"{kernels!r}"
+        )
+    if kernels != "gpu":
+        return
+    device = jax.devices()[0]
+    capability = str(getattr(device, "compute_capability", "none"))
+    if device.platform != "gpu" or capability.split(".")[0] != "9":
+        raise ValueError(
+            f"kernels='gpu' needs an NVIDIA GPU of compute capability 9 (H100, H200), "
+            f"and JAX runs on {device.device_kind} here: leave it out"
+        )

@@ -14,6 +14,7 @@ from jspec.verify.verification import (
     AboutVerification,
     check_probabilities,
     drawn_or_greedy,
+    judged_or_greedy,
 )
 
 __all__ = ["Block", "Standard", "TargetOnly"]
@@ -45,10 +46,15 @@ class Standard:
         sampling: Sampling,
         *,
         branching: bool,
+        kernels: str | None = None,
     ) -> Verdict:
         """`verify`, on chains without a walk."""
-        rule = verify if branching else verify_chain
-        return drawn_or_greedy(rule, keys, logits, choice, proposal, sampling)
+        asked = (keys, logits, choice, proposal, sampling)
+        if branching:
+            return drawn_or_greedy(verify, *asked, kernels=kernels)
+        return judged_or_greedy(
+            "rejection_verify", verify_chain, *asked, kernels=kernels
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,9 +83,11 @@ class Block:
         sampling: Sampling,
         *,
         branching: bool,
+        kernels: str | None = None,
     ) -> Verdict:
         """`verify_block`."""
-        return drawn_or_greedy(verify_block, keys, logits, choice, proposal, sampling)
+        asked = (keys, logits, choice, proposal, sampling)
+        return judged_or_greedy("block_verify", verify_block, *asked, kernels=kernels)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +131,7 @@ class TargetOnly:
         sampling: Sampling,
         *,
         branching: bool,
+        kernels: str | None = None,
     ) -> Verdict:
         """`verify_target_only`."""
 
@@ -135,4 +144,5 @@ class TargetOnly:
                 threshold_acc=self.threshold_acc,
             )
 
-        return drawn_or_greedy(rule, keys, logits, choice, proposal, sampling)
+        asked = (keys, logits, choice, proposal, sampling)
+        return drawn_or_greedy(rule, *asked, kernels=kernels)

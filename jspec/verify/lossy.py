@@ -92,6 +92,7 @@ class Synthetic:
         sampling: Sampling,
         *,
         branching: bool,
+        kernels: str | None = None,
     ) -> Verdict:
         """`verify_synthetic`; what a rule bans and padding are never kept."""
         gamma = proposal.tokens.shape[1] - 1
@@ -145,6 +146,7 @@ class Typical:
         sampling: Sampling,
         *,
         branching: bool,
+        kernels: str | None = None,
     ) -> Verdict:
         """`verify_typical`."""
 
@@ -153,7 +155,8 @@ class Typical:
                 keys, p, proposal, epsilon=self.epsilon, delta=self.delta
             )
 
-        return drawn_or_greedy(rule, keys, logits, choice, proposal, sampling)
+        asked = (keys, logits, choice, proposal, sampling)
+        return drawn_or_greedy(rule, *asked, kernels=kernels)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,6 +215,7 @@ class Fly:
         sampling: Sampling,
         *,
         branching: bool,
+        kernels: str | None = None,
     ) -> Verdict:
         """`verify_fly`; a greedy row's doubt is that of its logits at temperature 1."""
         p = law(logits, sampling)

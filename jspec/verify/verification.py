@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jspec.rounds import DEAD, Proposal, Verdict
 from jspec.sampling import Sampling, law
+from jspec.verify.operations import judge_chain, judge_greedy, wanted
 from jspec.verify.standard import verify_greedy
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "cut_broken",
     "drawn_or_greedy",
     "is_number",
+    "judged_or_greedy",
 ]
 
 
@@ -81,6 +83,7 @@ class Verification(Protocol):
         sampling: Sampling,
         *,
         branching: bool,
+        kernels: str | None = None,
     ) -> Verdict:
         """What the target keeps.
 
@@ -92,6 +95,9 @@ class Verification(Protocol):
           sampling: how each row turns logits into a law; temperature 0 where nobody
             reads the row.
           branching: whether the proposal may be more than a chain.
+          kernels: the implementation of what has one in `jspec.pallas`, and `None`
+            the laws and walks of this package, unless a kernel was measured to be
+            faster; the rest of a rule is the same for all.
         """
         ...
 
@@ -103,16 +109,57 @@ def drawn_or_greedy(
     choice: Int[Array, "B N"],
     proposal: Proposal,
     sampling: Sampling,
+    *,
+    kernels: str | None = None,
 ) -> Verdict:
     """Greedy rows need no law: where no row draws, none is computed."""
 
     def drawn(_: None) -> Verdict:
         return judge(keys, law(logits, sampling), proposal)
 
+    def walked(_: None) -> Verdict:
+        word = wanted("greedy_verify", kernels)
+        if word is None:
+            return verify_greedy(choice, proposal)
+        return judge_greedy(logits, proposal, implementation=word)
+
+    return jax.lax.cond(jnp.any(sampling.sampled), drawn, walked, None)
+
+
+def judged_or_greedy(
+    operation: str,
+    rule: Callable[[Array, Array, Proposal], Verdict],
+    keys: Key[Array, " B"],
+    logits: Float[Array, "B N V"],
+    choice: Int[Array, "B N"],
+    proposal: Proposal,
+    sampling: Sampling,
+    *,
+    kernels: str | None = None,
+) -> Verdict:
+    """`drawn_or_greedy` of a chain, whose rows that draw have an operation.
+
+    Args:
+      operation: of `jspec.pallas`, which says what `rule` says.
+      rule: judges where no implementation is wanted.
+      keys: one a row, consumed.
+      logits: of the successor of each node.
+      choice: their likeliest tokens.
+      proposal: the drafted chain.
+      sampling: of each row.
+      kernels: see `Verification.judge`.
+    """
+    word = wanted(operation, kernels)
+    if word is None:
+        return drawn_or_greedy(
+            rule, keys, logits, choice, proposal, sampling, kernels=kernels
+        )
     return jax.lax.cond(
         jnp.any(sampling.sampled),
-        drawn,
-        lambda _: verify_greedy(choice, proposal),
+        lambda _: judge_chain(
+            operation, keys, logits, proposal, sampling, implementation=word
+        ),
+        lambda _: judge_greedy(logits, proposal, implementation=word),
         None,
     )
 

@@ -27,29 +27,29 @@ def keep_path(
     *,
     interpret: Any = None,
 ) -> tuple[Float[Array, "P K S D"], ...]:
-    """The twin's meaning: a kernel for 16 arrays, which are changed in place.
+    """The twin's meaning: a kernel for 16 arrays alike, which are changed in place.
 
     Floor: each node that moves, read and written. Moved: the same; a node that already
     stands in its place is not touched. Plain `jnp` moves every node of the tree, kept
     or not, through a gathered copy.
     """
-    _, heads, _, depth = pages[0].shape
     for a in pages:
-        if a.shape != pages[0].shape or a.dtype != pages[0].dtype:
+        _, heads, _, depth = a.shape
+        width = depth * a.dtype.itemsize
+        if width % 16 or heads * width % 128 or max(depth, heads) > 256:
             raise ValueError(
-                f"keep_path needs pages of one shape and dtype, not {a.dtype}"
-                f"{list(a.shape)} beside {pages[0].dtype}{list(pages[0].shape)}"
+                "keep_path on a GPU needs heads of whole 16 bytes, a token of whole "
+                f"128, and at most 256 of either, not {heads} heads of {depth} "
+                f"{a.dtype}"
             )
-    width = depth * pages[0].dtype.itemsize
-    if width % 16 or heads * width % 128 or max(depth, heads) > 256:
-        raise ValueError(
-            "keep_path on a GPU needs heads of whole 16 bytes, a token of whole 128, "
-            f"and at most 256 of either, not {heads} heads of {depth} {pages[0].dtype}"
-        )
     refs = tuple(jax.new_ref(a) for a in pages)
-    for start in range(0, len(refs), GROUP):
-        some = refs[start : start + GROUP]
-        move_together(some, table, length, path, count, interpret=interpret)
+    alike: dict[Any, list[Any]] = {}
+    for a, ref in zip(pages, refs, strict=True):
+        alike.setdefault((a.shape, a.dtype), []).append(ref)
+    for kind in alike.values():
+        for start in range(0, len(kind), GROUP):
+            some = tuple(kind[start : start + GROUP])
+            move_together(some, table, length, path, count, interpret=interpret)
     return tuple(jax.freeze(ref) for ref in refs)
 
 

@@ -20,7 +20,7 @@ def keep_path(
     has no page at either end stays where it is.
 
     Args:
-      pages: keys or values of any number of layers, all of one shape and dtype.
+      pages: keys or values of any number of layers, in pages of one size.
       table: pages of each row; an entry `P` is no page.
       length: committed tokens of each row.
       path: the kept nodes first.

@@ -16,7 +16,8 @@ from jspec.pallas.paged_attention.products import (
     split,
 )
 from jspec.pallas.paged_attention.reference import LOWEST
-from jspec.pallas.paged_attention.tiles import COLUMNS, NODES, ROWS, STRIP, Tiles
+from jspec.pallas.paged_attention.sight import seen_from
+from jspec.pallas.paged_attention.tiles import COLUMNS, ROWS, STRIP, Tiles
 
 __all__ = ["attend"]
 
@@ -129,10 +130,10 @@ def attend(
                 pl.when(step < end)(lambda step=step: fetch(step, pages_of(step)))
 
         plgpu.barrier_wait(q_here.at[group])
-        nearest, low, high = (
+        sights = [
             plgpu.load(sight_ref.at[row, tile, i], layout=BY_ROW, optimized=False)
             for i in range(3)
-        )
+        ]
         column = plgpu.broadcasted_iota(jnp.int32, (ROWS, block), 1, layout=WGMMA)
         token = plgpu.broadcasted_iota(jnp.int32, (block, STRIP), 0, layout=WGMMA)
 
@@ -176,19 +177,6 @@ def attend(
                 plgpu.barrier_arrive(clean)
                 plgpu.barrier_wait(clean)
 
-        def seen_from(place):
-            position = column + place
-            node = position - length
-
-            def wide(a):
-                return lax.broadcast_in_dim(a, position.shape, (0,))
-
-            word = jnp.where(node < 32, wide(low), wide(high))
-            bit = lax.shift_right_logical(word, jnp.bitwise_and(node, 31))
-            kin = (node >= 0) & (node < NODES) & (jnp.bitwise_and(bit, 1) == 1)
-            seen = kin | ((node < 0) & (position >= wide(nearest)))
-            return seen & (position < written)
-
         def visit(step, carry):
             mixed, top, total, pages = carry
             slot = lax.rem(step, stages)
@@ -199,7 +187,7 @@ def attend(
                 pl.when(limit < block)(lambda: blank(v_s.at[slot], limit))
             keys = in_pieces(k_s.at[slot], limit)
             scores = product(q_s.at[group], keys, some=limit > 0, interpret=interpret)
-            seen = seen_from(place)
+            seen = seen_from(column + place, length, written, sights)
             scores = jnp.where(seen, scores * scale, LOWEST)
             higher = jnp.maximum(top, scores.max(axis=1))
             fade = jnp.exp(top - higher)
@@ -267,8 +255,9 @@ def attend(
                 (b * heads, splits, over * groups, 2, ROWS), jnp.float32
             ),
         ),
-        grid=(workers, over, heads, b),
-        grid_names=("worker", "tile", "head", "row"),
+        # Blocks that read the same keys follow each other, so that they run together.
+        grid=(over, workers, heads, b),
+        grid_names=("tile", "worker", "head", "row"),
         num_threads=warpgroups,
         thread_name="warpgroup",
         # Rows are summed up within a warp.

@@ -5,13 +5,13 @@ from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Bool, Float, Int
 
 from jspec.pallas.paged_attention.attend import attend
 from jspec.pallas.paged_attention.merge import merge
 from jspec.pallas.paged_attention.products import pieces_of, split
+from jspec.pallas.paged_attention.sight import sight_of
 from jspec.pallas.paged_attention.tiles import (
     MULTIPROCESSORS,
     NODES,
@@ -23,7 +23,7 @@ from jspec.pallas.paged_attention.tiles import (
 __all__ = ["paged_attention"]
 
 WIDTHS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"bfloat16": (64, 128, 256), "float16": (64, 128, 256), "float32": (128,)}
+    {"bfloat16": (64, 128, 256), "float16": (64, 128, 256), "float32": (64, 128, 256)}
 )
 """Widths of a head for which shared memory and registers suffice."""
 
@@ -85,7 +85,7 @@ def paged_attention(
     queries = jnp.pad(queries, ((0, 0), (0, total - n * group), (0, 0)))
     pieces = pieces_of(k_pages.dtype)
     pieces = [queries] if pieces == 1 else split(queries, pieces)
-    sight = jnp.repeat(_sight(length, ancestors, (b, n), window), group, axis=2)
+    sight = jnp.repeat(sight_of(length, ancestors, (b, n), window), group, axis=2)
     sight = jnp.pad(sight, ((0, 0), (0, 0), (0, over * height - n * group)))
     sight = sight.reshape(b, 3, -1, ROWS).transpose(0, 2, 1, 3)
     written = jnp.minimum(
@@ -151,26 +151,3 @@ def check(
             f"the attention kernel takes pages of a multiple of 8 tokens that divides "
             f"or is divided by {tiles.block}, not of {size}"
         )
-
-
-def _sight(
-    length: Array, ancestors: Array | None, shape: tuple[int, int], window: int | None
-) -> Array:
-    """What each node sees: from which committed token on, and which nodes, as bits.
-
-    The distance of a node from its ancestor is that of their depths, so the window
-    is part of the bits and the kernel need not know any node's depth.
-    """
-    b, n = shape
-    seen = jnp.tri(n, dtype=bool)[None] if ancestors is None else ancestors
-    seen = jnp.broadcast_to(seen, (b, n, n))
-    depth = seen.sum(-1, dtype=jnp.int32) - 1
-    first = jnp.zeros((b, n), jnp.int32)
-    if window is not None:
-        seen &= depth[:, :, None] - depth[:, None, :] < window
-        first = length[:, None] + depth - (window - 1)
-    bits = jnp.pad(seen, ((0, 0), (0, 0), (0, NODES - n))).reshape(b, n, 2, 32)
-    place = jnp.left_shift(jnp.uint32(1), jnp.arange(32, dtype=jnp.uint32))
-    words = jnp.where(bits, place[None, None, None], 0).sum(-1, dtype=jnp.uint32)
-    words = lax.bitcast_convert_type(words, jnp.int32)
-    return jnp.stack([first, words[..., 0], words[..., 1]], axis=1)

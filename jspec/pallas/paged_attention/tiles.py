@@ -1,6 +1,8 @@
 """How the attention kernel cuts its work: what fits a streaming multiprocessor."""
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import jax.numpy as jnp
 from jaxtyping import DTypeLike
@@ -18,6 +20,12 @@ ROWS = 64
 
 COLUMNS = 128
 """Columns of a head whose sums fit a warpgroup's registers."""
+
+MOST_WARPGROUPS: Mapping[int, int] = MappingProxyType({64: 4, 128: 3})
+"""Of a block, by the width of a head in two bytes a number; of others one."""
+
+STAGES = (0, 2, 3, 2, 3)
+"""Steps on their way, by warpgroups."""
 
 STRIP = 64
 """Columns that are changed at once, so that few registers hold them."""
@@ -49,8 +57,9 @@ def tiles_for(*, rows: int, width: int, room: int, dtype: DTypeLike) -> Tiles:
 
     A multiprocessor has 227 KiB for its blocks: two steps of keys and values let two
     blocks share it up to a width of 128, where one's arithmetic hides the other's
-    waiting. Two warpgroups read the same keys and values once, where there are rows
-    for two and registers for their sums.
+    waiting. Several warpgroups read the same keys and values once, where there are
+    rows for them and registers for their sums: 512 threads have 128 registers each,
+    enough for 64 columns, 384 have 168, enough for 128.
 
     Args:
       rows: query rows of a key head, nodes times its group of query heads.
@@ -59,12 +68,15 @@ def tiles_for(*, rows: int, width: int, room: int, dtype: DTypeLike) -> Tiles:
       dtype: of keys and values.
     """
     narrow = jnp.dtype(dtype).itemsize == 2
-    pair = rows > 64 and narrow and width < 256
+    most = MOST_WARPGROUPS.get(width, 1) if narrow else 1
+    needed = -(-rows // ROWS)
+    # Beyond what one block holds, blocks of two: what they leave idle is less.
+    warpgroups = needed if needed <= most else min(most, 2)
     split = 512
     while split * 16 < room:
         split *= 2
     return Tiles(
-        stages=(3 if pair else 2) if narrow else 1,
-        warpgroups=2 if pair else 1,
+        stages=STAGES[warpgroups] if narrow else 1,
+        warpgroups=warpgroups,
         split=split,
     )

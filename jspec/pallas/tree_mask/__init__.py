@@ -1,11 +1,13 @@
 """The ancestors of a tree as integers."""
 
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
+from jspec.masks import unpack_words
 from jspec.pallas.choice import choose
 from jspec.pallas.tree_mask import reference
+from jspec.rounds import ancestors_of
 
-__all__ = ["tree_mask"]
+__all__ = ["tree_ancestors", "tree_mask"]
 
 
 def tree_mask(
@@ -25,3 +27,16 @@ def tree_mask(
 
         run = gpu.tree_mask
     return run(parent)
+
+
+def tree_ancestors(
+    parent: Int[Array, "B N"], *, implementation: str | None = None
+) -> Bool[Array, "B N N"]:
+    """`jspec.rounds.ancestors_of`, out of the integers where the kernel makes them.
+
+    Raises:
+      ValueError: the kernel was asked for and does not take these shapes.
+    """
+    if choose("tree_mask", implementation) == "gpu":
+        return unpack_words(tree_mask(parent, implementation="gpu"))
+    return ancestors_of(parent)
