@@ -33,6 +33,7 @@ from jspec.drafters.given import sides
 from jspec.engine.buckets import Buckets, powers
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
+from jspec.pallas.choice import check_kernels
 from jspec.params import (
     Chunk,
     Completion,
@@ -486,6 +487,7 @@ def serve(
     seed: int = 0,
     lora: Any = None,
     mesh: jax.sharding.Mesh | None = None,
+    kernels: str | None = None,
     method_options: Mapping[str, Any] | None = None,
     compilation_cache: bool = True,
 ) -> Server:
@@ -521,6 +523,9 @@ def serve(
       lora: must be `None`: adapters are not supported in this version.
       mesh: devices with an axis "model", among which the target is divided; each
         holds the whole drafter.
+      kernels: "gpu": the kernels for NVIDIA GPUs, wherever an operation has one
+        (docs/kernels.md); "reference": their twins in plain `jnp`. `None`: kernels
+        where they were measured to be faster.
       method_options: fields of the method, such as `{"longest": 3}` for "ngram".
       compilation_cache: keep compiled programs in the user's cache, unless JAX
         already has a place for them.
@@ -530,6 +535,12 @@ def serve(
     """
     started = time.perf_counter()
     _refuse(target, lora, mesh)
+    check_kernels(kernels)
+    if kernels == "gpu" and mesh is not None:
+        raise ValueError(
+            "kernels='gpu' runs on one GPU and cannot be divided among those of a "
+            "mesh: leave one of the two out"
+        )
     rule = make_verification(verification)
     for what, value in (("max_batch", max_batch), ("page_size", page_size)):
         _integer(what, value, 1)
@@ -646,6 +657,7 @@ def serve(
             buckets=buckets,
             max_model_len=room,
             verification=rule,
+            kernels=kernels,
             prefix_cache=prefix_cache,
             seed=seed,
             controller=controller,
