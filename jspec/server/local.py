@@ -49,7 +49,7 @@ from jspec.server.load import (
     trained_positions,
 )
 from jspec.server.methods import Asked, fitted
-from jspec.server.schedule import make_controller, spell_schedule
+from jspec.server.schedule import fingerprint, make_controller, spell_schedule
 from jspec.server.stream import TextReader, TextStream
 from jspec.targets import cache_folder, resolve
 from jspec.tokenizer import Tokenizer
@@ -503,9 +503,10 @@ def serve(
       num_speculative_tokens: K, drafted tokens a round; `None`: the method's default.
       schedule: K of each round by batch and context: 3-tuples `(batch_low,
         batch_high, K)` and 5-tuples `(…, context_low, context_high, K)`, the path of a
-        file of vLLM, SGLang or depthchart, "adaptive", or a controller of
-        `jspec.control`; none of its K above `num_speculative_tokens`. `None`: always
-        `num_speculative_tokens`.
+        file of vLLM, SGLang, depthchart or `jspec calibrate`, "adaptive", "KIND:PATH"
+        with "goodput", "budget", "adaptive" or "table" and a file of the last sort, or
+        a controller of `jspec.control`; none of its K above `num_speculative_tokens`.
+        `None`: always `num_speculative_tokens`.
       verification: which drafts are kept. "standard", "block" (chains) and
         "target_only" keep the target's law exactly; "synthetic", "typical" and "fly"
         are lossy. Fields stand behind the name, as in "typical:epsilon=0.1", or
@@ -624,6 +625,12 @@ def serve(
         max_model_len=room,
         max_k=drafting.gamma,
         batches=batches,
+        served={
+            "target": fingerprint(path),
+            "drafter": fingerprint(drafter_path),
+            "method": name,
+            "dtype": str(model.dtype),
+        },
     )
     palette = (drafting.gamma,) if controller is None else controller.palette
     for k in palette:
