@@ -150,7 +150,7 @@ class Goodput:
           drafted: drafts that each row offered.
           accepted: drafts that each row kept.
         """
-        if not self.confident or confidence.size == 0:
+        if not (self.confident and confidence.size and np.isfinite(confidence).all()):
             return
         feature = log_odds(np.clip(confidence, 0.0, 1.0))
         calibrated = self._estimator.predict(feature)

@@ -9,9 +9,10 @@ from jspec import cli
 from jspec.control import CostTable, Goodput, Sample, Schedule
 from jspec.server.calibrate import Grid, calibrate, export
 from jspec.server.schedule import fingerprint, make_controller
+from jspec.testing import compilations
 from tests.serving import greedy, quick_compiler, settled
 
-GRID = Grid(max_batch=2, ks=(1, 3), contexts=(16, 40), repeats=2)
+GRID = Grid(max_batch=2, ks=(1, 4), contexts=(16, 40), repeats=2)
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +43,15 @@ def test_every_batch_context_and_k_is_measured_with_and_without_the_drafter(meas
     found, output = measured
     content = json.loads(output.read_text())
     rounds = {(s["batch"], s["context"], s["size"]) for s in content["rounds"]}
-    assert rounds == {(b, c, k) for b in (1, 2) for c in (16, 40) for k in (0, 1, 3)}
+    assert rounds == {(b, c, k) for b in (1, 2) for c in (16, 40) for k in (0, 1, 4)}
     passes = {(s["batch"], s["context"], s["size"]) for s in content["passes"]}
     assert passes == {
-        (b, c, b * (k + 1)) for b in (1, 2) for c in (16, 40) for k in (1, 3)
+        (b, c, b * (k + 1)) for b in (1, 2) for c in (16, 40) for k in (1, 4)
     }
     assert len(content["rounds"]) == GRID.repeats * len(rounds)
     assert content["complete"]
-    assert content["acceptance"] == [0.8, 0.5, 0.5]
-    assert {s.size for s in found.costs.samples["draft"]} == {1, 3}
+    assert content["acceptance"] == [0.8, 0.5, 0.5, 0.5]
+    assert {s.size for s in found.costs.samples["draft"]} == {1, 4}
     assert all(found.costs.round_ms(b, k, c) > 0 for b, c, k in rounds)
     assert [(one.batch, one.context) for one in found.best] == [
         (1, 16),
@@ -78,7 +79,7 @@ def test_a_run_that_was_broken_off_goes_on_where_it_was(servers, measured, tmp_p
     partial = tmp_path / "partial.json"
     partial.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="interrupted; the same jspec calibrate"):
-        make_controller(partial, max_batch=2, max_model_len=64, max_k=3, batches=(1, 2))
+        make_controller(partial, max_batch=2, max_model_len=64, max_k=4, batches=(1, 2))
     again(servers, partial)
     after = json.loads(partial.read_text())
     kept = [s for s in after["rounds"] if s["context"] == 16]
@@ -119,10 +120,10 @@ def test_points_that_the_pages_do_not_hold_are_left_out(servers, tmp_path):
 def test_the_schedule_is_written_in_every_form(measured, tmp_path):
     found, _ = measured
     for path in export(found, tmp_path / "schedule.json"):
-        limits = {"max_batch": 2, "max_model_len": 64, "max_k": 3, "batches": (1, 2)}
+        limits = {"max_batch": 2, "max_model_len": 64, "max_k": 4, "batches": (1, 2)}
         table = make_controller(path, **limits)
         assert isinstance(table, Schedule)
-        assert table.k(1, 40) in (0, 1, 3)
+        assert table.k(1, 40) in (0, 1, 4)
 
 
 @pytest.mark.parametrize(
@@ -135,17 +136,22 @@ def test_the_schedule_is_written_in_every_form(measured, tmp_path):
 )
 def test_the_file_is_a_schedule_and_serves_without_compiling(servers, measured, kind):
     _, output = measured
-    with servers.new("ngram", k=3, schedule=f"{kind}{output}", max_batch=2) as server:
+    with servers.new("ngram", schedule=f"{kind}{output}", max_batch=2) as server:
         assert server.settings["schedule"] == f"{kind}{output}"
-        [done] = server.generate("a a a", greedy(24))
-        rounds = settled(server)["rounds_by_num_speculative_tokens"]
-    assert done.token_ids == servers.plain("a a a", greedy(24)).token_ids
-    assert set(rounds) <= {0, 1, 2, 3}
+        with compilations() as compiled:
+            [done] = server.generate("a a a", greedy(60))
+            found = settled(server)
+    assert compiled == []
+    assert done.token_ids == servers.plain("a a a", greedy(60)).token_ids
+    rounds = found["rounds_by_num_speculative_tokens"]
+    assert set(rounds) <= {0, 1, 4}
+    switches = found["num_speculative_tokens_switches"]
+    assert switches <= 1 + sum(rounds.values()) // 4
 
 
 def test_costs_of_another_model_or_method_are_refused(servers, measured):
     _, output = measured
-    limits = {"max_batch": 2, "max_model_len": 64, "max_k": 3, "batches": (1, 2)}
+    limits = {"max_batch": 2, "max_model_len": 64, "max_k": 4, "batches": (1, 2)}
     target = fingerprint(servers.paths["target"])
     good = {"target": target, "method": "ngram", "drafter": None}
     assert isinstance(make_controller(output, **limits, served=good), Goodput)
@@ -164,7 +170,7 @@ def test_the_command_prints_both_best_ks_and_writes_the_maps(
         cli.app,
         [
             *("calibrate", "-o", str(own), "--target", str(servers.paths["target"])),
-            *("--method", "ngram", "-k", "1", "-k", "3", "--max-batch", "2"),
+            *("--method", "ngram", "-k", "1", "-k", "4", "--max-batch", "2"),
             *("--context", "16", "--context", "40", "--repeats", "2"),
         ],
     )
@@ -185,7 +191,7 @@ def test_a_budget_needs_a_table_and_a_drafter_that_says_something(servers, measu
         with pytest.raises(ValueError, match="measure them with `jspec calibrate"):
             servers.new("ngram", schedule=kind)
     with pytest.raises(ValueError, match="drafts say nothing of themselves"):
-        servers.new("ngram", k=3, schedule=f"budget:{measured[1]}", max_batch=2)
+        servers.new("ngram", schedule=f"budget:{measured[1]}", max_batch=2)
 
 
 def test_a_budget_follows_what_a_draft_model_says_of_its_drafts(servers, tmp_path):
