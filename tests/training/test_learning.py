@@ -29,7 +29,13 @@ def texts(target):
 
 
 def asked(method, **changes):
-    fields = {"tokens": 10_000, "batch": 2, "length": LENGTH, "anchors": 8, "rate": 0.01}
+    fields = {
+        "tokens": 10_000,
+        "batch": 2,
+        "length": LENGTH,
+        "anchors": 8,
+        "rate": 0.01,
+    }
     return Settings(method=method, **fields | {"save_every": 1000} | changes)
 
 
