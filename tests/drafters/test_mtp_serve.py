@@ -36,21 +36,20 @@ def served(servers, target, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", [False, True])
 def test_a_targets_own_files_serve_target_and_modules(
-    servers, files, tmp_path, monkeypatch, named
+    servers, files, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     prompt = "the cat and the cat and the"
     with served(servers, files, method="none") as server:
         [plain] = server.generate(prompt, serving.greedy())
-    drafter = files if named else None
-    with served(servers, files, method="mtp", drafter=drafter) as server:
-        [done] = server.generate(prompt, serving.greedy())
-        assert server.method == "mtp"
-        assert server.metrics()["drafted_tokens"] > 0
-    assert done.token_ids == plain.token_ids
-    kept = {path.name.split("-")[1] for path in (tmp_path / "jspec").glob("files-*")}
+    for drafter in (None, files):
+        with served(servers, files, method="mtp", drafter=drafter) as server:
+            [done] = server.generate(prompt, serving.greedy())
+            assert server.method == "mtp"
+            assert server.metrics()["drafted_tokens"] > 0
+        assert done.token_ids == plain.token_ids
+    kept = [path.name.split("-")[1] for path in (tmp_path / "jspec").glob("files-*")]
     assert "mtp" in kept and len(kept) == 2
 
 
