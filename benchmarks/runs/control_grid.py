@@ -134,8 +134,10 @@ def figure(result: dict[str, Any], path: Path) -> None:
 def main(
     batches: Annotated[str, typer.Option(help="Rows.")] = "1,4,8,16",
     contexts: Annotated[str, typer.Option(help="Tokens.")] = "128,1024,4096",
-    ks: Annotated[str, typer.Option(help="Static K beside 0.")] = "2,4,8",
-    tokens: Annotated[str, typer.Option(help="Of each row, by batch.")] = "96,64,48,32",
+    ks: Annotated[str, typer.Option(help="Static K beside 0.")] = "1,2,4",
+    tokens: Annotated[
+        str, typer.Option(help="Of each row, by batch.")
+    ] = "128,64,48,32",
     passes: Annotated[int, typer.Option(help="Turns of all contestants.")] = 3,
     method: Annotated[str, typer.Option(help="Without weights.")] = "ngram",
 ) -> None:
