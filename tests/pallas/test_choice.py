@@ -1,0 +1,18 @@
+import jax
+import pytest
+
+import jspec
+from jspec.pallas.choice import check_kernels
+
+
+def test_a_word_that_is_no_implementation_is_refused():
+    with pytest.raises(ValueError, match="'reference' or 'gpu' or left out, not 'tpu'"):
+        check_kernels("tpu")
+    check_kernels(None)
+    check_kernels("reference")
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_kernels_are_refused_at_start_up_where_nothing_could_run_them():
+    with pytest.raises(ValueError, match=r"kernels='gpu' needs an NVIDIA GPU"):
+        jspec.serve("smollm2-135m", kernels="gpu")
