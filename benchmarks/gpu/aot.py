@@ -229,16 +229,16 @@ def _read(dumps: Path) -> tuple[Kernel, ...]:
     it is launched stands in Mosaic's own list. Lists and reports are numbered apart;
     equal kernels have several lists and one report.
     """
-    lists: dict[str, str] = {}
+    lists: dict[str, list[str]] = {}
     for path in sorted(dumps.glob("*.resources.txt"), key=_number):
-        # Of equal names the lists follow each other as the reports do.
-        lists.setdefault(_name(path), "")
-        lists[_name(path)] += path.read_text() + "\n"
+        lists.setdefault(_name(path), []).append(path.read_text())
+    # Of equal names the lists follow each other as the reports do.
+    following = {name: iter(dict.fromkeys(said)) for name, said in lists.items()}
     found = []
     for report in sorted(dumps.glob("*.ptxas"), key=_number):
         said, name = report.read_text(), _name(report)
-        scratch, _, rest = lists[name].partition("\n")
-        lists[name] = rest or scratch
+        # Different kernels may ask for the same: then there is no list left.
+        scratch = next(following[name], lists[name][-1])
         used = re.search(r"Used (\d+) registers", said)
         dynamic = re.search(r"smem_scratch_bytes=(\d+)", scratch)
         if used is None or dynamic is None:

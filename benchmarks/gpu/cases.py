@@ -169,6 +169,8 @@ def cases() -> list[Case]:
     found = [attention(b, c, 4) for c in CONTEXTS for b in BATCHES]
     found += [attention(8, 8192, nodes) for nodes in (1, 2, 8)]
     found += [attention(8, 8192, nodes, tree=True) for nodes in TREES]
+    found += [attention(8, 8192, 48, tree=True), attention(1, 2048, 512)]
+    found += [attention(8, 8192, 64, width=64, tree=True)]
     found += [attention(8, 2048, 4, width=width) for width in (64, 256)]
     found += [greedy(b, 4, LLAMA) for b in BATCHES]
     found += [greedy(8, nodes, LLAMA) for nodes in (2, 8)]

@@ -58,7 +58,7 @@ def test_every_kernel_is_measured_at_every_size_asked_for():
         assert {case.vocabulary for case in its} == set(cases.VOCABULARIES)
     for kernel in ("paged_attention", "greedy_verify", "tree_mask"):
         its = [case for case in found if case.kernel == kernel and case.tree]
-        assert {case.nodes for case in its} == set(cases.TREES)
+        assert {case.nodes for case in its} >= set(cases.TREES)
     assert {kind(case) for case in TINY.values()} >= set(KINDS) - {
         ("paged_attention", False, False),
         ("greedy_verify", False, False),

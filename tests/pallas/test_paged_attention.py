@@ -135,10 +135,13 @@ SHAPES = {
     "tree": {"parents": TREE},
     "tree, window": {"parents": TREE, "window": 70},
     "tree, narrow window": {"parents": TREE, "window": 3},
-    "chain, two warpgroups": {"parents": CHAIN, "heads": 16, "lengths": [200]},
+    "chain, two warpgroups": {"parents": CHAIN[:9], "heads": 16, "lengths": [200]},
+    "chain, four warpgroups": {"parents": CHAIN, "heads": 16, "lengths": [80]},
+    "chain of a prompt": {"parents": [DEAD, *range(69)], "lengths": [20, 3]},
     "tree, heads of 256": {"parents": TREE, "d": 256, "lengths": [130]},
     "tree, big pages": {"parents": TREE, "size": 128, "lengths": [130]},
     "chain, float32": {"parents": CHAIN[:3], "d": 128, "dtype": jnp.float32},
+    "tree, float32 of 64": {"parents": TREE, "lengths": [70], "dtype": jnp.float32},
 }
 
 
@@ -159,7 +162,8 @@ def kernel_options(ancestors, *, d=64, window=None):
     }
 
 
-SLOW = {"one, tree", "tree", "chain, two warpgroups"}
+WARPGROUPS = {"chain, two warpgroups": 2, "chain, four warpgroups": 4}
+SLOW = {"one, tree", "tree", "chain, float32", *WARPGROUPS}
 
 
 @pytest.mark.parametrize(
@@ -174,8 +178,9 @@ def test_the_kernel_agrees_with_its_twin_without_a_race(name, interpreted):
     window, d = asked.pop("window", None), asked.get("d", 64)
     _, inputs, ancestors = kernel_scene(**asked)
     options = kernel_options(None if "chain" in name else ancestors, d=d, window=window)
-    wide = asked.get("heads", HEADS) // KEYS * len(asked["parents"]) > 64
-    tiles = Tiles(split=64 if d == 256 else 128, warpgroups=1 + wide, stages=1)
+    tiles = Tiles(
+        split=64 if d == 256 else 128, warpgroups=WARPGROUPS.get(name, 1), stages=1
+    )
     right = jax.jit(functools.partial(paged_attention, **options))(*inputs)
     ours = interpreted(gpu.paged_attention, *inputs, tiles=tiles, **options)
     assert ours.dtype == right.dtype
@@ -223,9 +228,9 @@ def test_the_kernels_bits_depend_neither_on_neighbours_nor_on_the_nodes_after(
     ("change", "message"),
     [
         ({"d": 8}, "heads of 64 or 128 or 256 numbers in bfloat16, not of 8"),
-        ({"d": 256, "dtype": jnp.float32}, "heads of 128 numbers in float32"),
+        ({"d": 256, "dtype": jnp.float32}, "heads of 64 or 128 numbers in float32"),
         ({"size": 4}, "pages of a multiple of 8 tokens"),
-        ({"parents": [DEAD] * 65}, "1 to 64 nodes of a row, not 65"),
+        ({"parents": [DEAD] * 65}, "1 to 64 nodes of a tree, not 65"),
     ],
 )
 def test_the_kernel_refuses_what_it_was_not_written_for(change, message):
@@ -251,3 +256,22 @@ def test_stretches_follow_the_room_and_nothing_that_a_round_brings():
         for rows in (1, 4, 64, 500):
             tiles = tiles_for(rows=rows, width=128, room=room, dtype=jnp.bfloat16)
             assert tiles.split == split
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "blocks"),
+    [
+        (64, 128, 1),
+        (128, 128, 1),
+        (192, 128, 1),
+        (256, 128, 2),
+        (256, 64, 1),
+        (512, 64, 2),
+        (512, 128, 3),
+        (64, 256, 1),
+        (256, 256, 4),
+    ],
+)
+def test_blocks_that_read_the_same_keys_are_as_many_as_documented(rows, width, blocks):
+    tiles = tiles_for(rows=rows, width=width, room=4096, dtype=jnp.bfloat16)
+    assert -(-rows // (64 * tiles.warpgroups)) == blocks

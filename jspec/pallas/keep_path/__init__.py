@@ -9,14 +9,14 @@ __all__ = ["keep_path"]
 
 
 def keep_path(
-    pages: tuple[Float[Array, "P K S D"], ...],
+    pages: tuple[Float[Array, "P _ S _"], ...],
     table: Int[Array, "B M"],
     length: Int[Array, " B"],
     path: Int[Array, "B N"],
     count: Int[Array, " B"],
     *,
     implementation: str | None = None,
-) -> tuple[Float[Array, "P K S D"], ...]:
+) -> tuple[Float[Array, "P _ S _"], ...]:
     """What `reference.keep_path` says, by the implementation chosen.
 
     Raises:

@@ -19,14 +19,14 @@ GROUP = 16
 
 
 def keep_path(
-    pages: tuple[Float[Array, "P K S D"], ...],
+    pages: tuple[Float[Array, "P _ S _"], ...],
     table: Int[Array, "B M"],
     length: Int[Array, " B"],
     path: Int[Array, "B N"],
     count: Int[Array, " B"],
     *,
     interpret: Any = None,
-) -> tuple[Float[Array, "P K S D"], ...]:
+) -> tuple[Float[Array, "P _ S _"], ...]:
     """The twin's meaning: a kernel for 16 arrays alike, which are changed in place.
 
     Floor: each node that moves, read and written. Moved: the same; a node that already

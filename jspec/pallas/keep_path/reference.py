@@ -7,12 +7,12 @@ __all__ = ["keep_path"]
 
 
 def keep_path(
-    pages: tuple[Float[Array, "P K S D"], ...],
+    pages: tuple[Float[Array, "P _ S _"], ...],
     table: Int[Array, "B M"],
     length: Int[Array, " B"],
     path: Int[Array, "B N"],
     count: Int[Array, " B"],
-) -> tuple[Float[Array, "P K S D"], ...]:
+) -> tuple[Float[Array, "P _ S _"], ...]:
     """Moves each row's kept nodes behind its text, in the order of their path.
 
     Node `i` of a pass stands in slot `length + i`; entry `j < count` of a path moves
@@ -20,7 +20,8 @@ def keep_path(
     has no page at either end stays where it is.
 
     Args:
-      pages: keys or values of any number of layers, in pages of one size.
+      pages: keys or values of any number of layers, `[P, K, S, D]`, in pages of one size;
+        layers may differ in key heads and width.
       table: pages of each row; an entry `P` is no page.
       length: committed tokens of each row.
       path: the kept nodes first.

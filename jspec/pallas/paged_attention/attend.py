@@ -23,6 +23,9 @@ __all__ = ["attend"]
 
 WGMMA = plgpu.Layout.WGMMA
 BY_ROW = plgpu.Layout.WGMMA.reduce(1)
+FLOOR = LOWEST / 2
+"""What a row's maximum starts at: what it does not see weighs `exp(LOWEST - FLOOR)`,
+which is 0, so that nobody has to remember what was seen."""
 
 
 def attend(
@@ -192,7 +195,6 @@ def attend(
             higher = jnp.maximum(top, scores.max(axis=1))
             fade = jnp.exp(top - higher)
             weights = jnp.exp(scores - lax.broadcast_in_dim(higher, scores.shape, (0,)))
-            weights = jnp.where(seen, weights, 0.0)
             total = total * fade + weights.sum(axis=1)
             mixed = mixed * lax.broadcast_in_dim(fade, mixed.shape, (0,))
             shares = shares_of(weights)
@@ -215,7 +217,7 @@ def attend(
             stop = jnp.minimum((index + 1) * each, end)
             empty = (
                 plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), WGMMA),
-                plgpu.layout_cast(jnp.full((ROWS,), LOWEST, jnp.float32), BY_ROW),
+                plgpu.layout_cast(jnp.full((ROWS,), FLOOR, jnp.float32), BY_ROW),
                 plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW),
                 pages_of(begin + stages),
             )

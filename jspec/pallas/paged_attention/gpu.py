@@ -23,7 +23,7 @@ from jspec.pallas.paged_attention.tiles import (
 __all__ = ["paged_attention"]
 
 WIDTHS: Mapping[str, tuple[int, ...]] = MappingProxyType(
-    {"bfloat16": (64, 128, 256), "float16": (64, 128, 256), "float32": (64, 128, 256)}
+    {"bfloat16": (64, 128, 256), "float16": (64, 128, 256), "float32": (64, 128)}
 )
 """Widths of a head for which shared memory and registers suffice."""
 
@@ -45,13 +45,14 @@ def paged_attention(
     """Softmax attention by blocks of tokens (Dao et al. 2022), split over the context.
 
     What it means is said by its twin in `reference.py`. A block of the grid serves
-    one row and one key head, all query heads and nodes of it at once (or 64 or 128
-    of them, where they are more). It takes every `worker`-th stretch of `split`
+    one row and one key head, all query heads and nodes of it at once (or as many of
+    them as `tiles` has room for). It takes every `worker`-th stretch of `split`
     tokens, brings pages to shared memory one step ahead and leaves the stretch's
     maximum, weight and mix of values, which `merge` puts together in the order of the
     text (Flash-Decoding; Dao et al. 2023).
 
-    A row's pages come first in its table: what follows an entry `P` is not read.
+    A row's pages come first in its table: what follows an entry `P` is not read. A
+    chain longer than 64 nodes, a piece of a prompt, is cut into rows of 64.
 
     Args:
       q: queries, rotated.
@@ -67,13 +68,18 @@ def paged_attention(
       interpret: `plgpu.InterpretGPUParams()` runs it on a CPU, with plain products.
     """
     del block_pages
+    check(q, k_pages, chain=ancestors is None)
+    many, nodes = q.shape[:2]
+    written = length + nodes
+    if ancestors is None and nodes > NODES:
+        q, table, length, written = _cut(q, table, length)
     b, n, h, d = q.shape
     pages, heads, size = k_pages.shape[:3]
     tokens = table.shape[1] * size
     group = h // heads
     if tiles is None:
         tiles = tiles_for(rows=n * group, width=d, room=tokens, dtype=k_pages.dtype)
-    check(q, k_pages, tiles)
+    check_pages(size, tiles)
     height = ROWS * tiles.warpgroups
     over = pl.cdiv(n * group, height)
     # One tile's results are stored in whole rows of 8, more tiles' in whole tiles.
@@ -89,7 +95,7 @@ def paged_attention(
     sight = jnp.pad(sight, ((0, 0), (0, 0), (0, over * height - n * group)))
     sight = sight.reshape(b, 3, -1, ROWS).transpose(0, 2, 1, 3)
     written = jnp.minimum(
-        length + n, size * jnp.cumprod(table < pages, axis=1).sum(1, dtype=jnp.int32)
+        written, size * jnp.cumprod(table < pages, axis=1).sum(1, dtype=jnp.int32)
     )
     first = jnp.zeros_like(length) if window is None else length - (window - 1)
     first = jnp.maximum(first, 0) // tiles.block
@@ -116,11 +122,31 @@ def paged_attention(
     ends = jnp.stack([first // each, pl.cdiv(last, each)], axis=1)
     out = merge(*parts, ends, heads=heads, interpret=interpret)
     out = out[:, : n * group].reshape(b, heads, n, group, d)
-    return out.transpose(0, 2, 1, 3, 4).reshape(b, n, h, d).astype(q.dtype)
+    out = out.transpose(0, 2, 1, 3, 4).reshape(many, -1, h, d)
+    return out[:, :nodes].astype(q.dtype)
+
+
+def _cut(
+    q: Float[Array, "B N H D"], table: Int[Array, "B M"], length: Int[Array, " B"]
+) -> tuple[Array, Array, Array, Array]:
+    """A chain of many nodes as rows of 64, of which each has those before it committed.
+
+    Returns:
+      queries, tables, lengths, and the tokens written, of which the last row of a
+      chain may have fewer than its nodes.
+    """
+    b, n, h, d = q.shape
+    pieces = pl.cdiv(n, NODES)
+    q = jnp.pad(q, ((0, 0), (0, pieces * NODES - n), (0, 0), (0, 0)))
+    start = length[:, None] + NODES * jnp.arange(pieces, dtype=length.dtype)[None]
+    written = jnp.minimum(start + NODES, length[:, None] + n)
+    table = jnp.repeat(table, pieces, axis=0)
+    q = q.reshape(b * pieces, NODES, h, d)
+    return q, table, start.reshape(-1), written.reshape(-1)
 
 
 def check(
-    q: Float[Array, "B N H D"], k_pages: Float[Array, "P K S D"], tiles: Tiles
+    q: Float[Array, "B N H D"], k_pages: Float[Array, "P K S D"], *, chain: bool
 ) -> None:
     """Refuses what the kernel was not written for.
 
@@ -128,7 +154,7 @@ def check(
       ValueError: which size or dtype, and what it would have to be.
     """
     _, n, h, d = q.shape
-    _, heads, size, _ = k_pages.shape
+    heads = k_pages.shape[1]
     widths = WIDTHS.get(k_pages.dtype.name)
     if widths is None:
         raise ValueError(
@@ -140,12 +166,20 @@ def check(
             f"the attention kernel takes heads of {' or '.join(map(str, widths))} "
             f"numbers in {k_pages.dtype.name}, not of {d}"
         )
-    if not 1 <= n <= NODES:
+    if n < 1 or (n > NODES and not chain):
         raise ValueError(
-            f"the attention kernel takes 1 to {NODES} nodes of a row, not {n}"
+            f"the attention kernel takes 1 to {NODES} nodes of a tree, not {n}"
         )
     if h % heads:
         raise ValueError(f"{h} query heads are not whole groups of {heads} key heads")
+
+
+def check_pages(size: int, tiles: Tiles) -> None:
+    """Refuses pages that do not fit the kernel's steps.
+
+    Raises:
+      ValueError: which size, and what it would have to be.
+    """
     if size % 8 or (size % tiles.block and tiles.block % size):
         raise ValueError(
             f"the attention kernel takes pages of a multiple of 8 tokens that divides "

@@ -70,8 +70,9 @@ def tiles_for(*, rows: int, width: int, room: int, dtype: DTypeLike) -> Tiles:
     narrow = jnp.dtype(dtype).itemsize == 2
     most = MOST_WARPGROUPS.get(width, 1) if narrow else 1
     needed = -(-rows // ROWS)
-    # Beyond what one block holds, blocks of two: what they leave idle is less.
-    warpgroups = needed if needed <= most else min(most, 2)
+    # As few blocks as hold them, and no more warpgroups than these need.
+    blocks = -(-needed // most)
+    warpgroups = -(-needed // blocks)
     split = 512
     while split * 16 < room:
         split *= 2
