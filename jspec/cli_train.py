@@ -130,6 +130,10 @@ def train(
     dtype: Annotated[
         str, typer.Option(help="Of the arithmetic: float32 or bfloat16.")
     ] = "float32",
+    states: Annotated[
+        bool,
+        typer.Option(help="Keep the target's states in DATA: 8 bytes x width a token."),
+    ] = True,
     save_every: Annotated[
         int, typer.Option(help="Updates between checkpoints and examinations.")
     ] = 200,
@@ -155,6 +159,11 @@ def train(
             save_every=save_every,
         )
         texts = load_texts(data)
+        if texts.notes["target"] != target:
+            raise ValueError(
+                f"the texts in {data} were written by {texts.notes['target']!r}, "
+                f"not by {target!r}"
+            )
         path = resolve(target)
         model = load_model(path, dtype=dtype)
         files = {
@@ -187,6 +196,7 @@ def train(
                 out,
                 command=command,
                 tokenizer_files=files,
+                states=data / "states" if states else None,
                 begun=lambda steps: bar.update(task, total=steps),
                 tell=tell,
                 look=look,

@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from jspec import storage
 from jspec.training.lessons import Words
+from jspec.training.states import Teacher
 from jspec.training.steps import Task, examine, optimizer, parted, update
 from jspec.training.texts import Texts
 
@@ -84,7 +85,7 @@ def train(
     course: Course,
     weights: Mapping[str, Array],
     words: Words | None,
-    target: Any,
+    teacher: Teacher,
     texts: Texts,
     folder: Path,
     *,
@@ -100,8 +101,8 @@ def train(
       course: on what.
       weights: the first ones.
       words: over which the loss is.
-      target: the model.
-      texts: its answers.
+      teacher: shows what the target says of them.
+      texts: the target's answers.
       folder: of checkpoints; the newest is kept.
       tell: is told of every update and its loss.
       look: is told of every examination.
@@ -114,6 +115,7 @@ def train(
     """
     one = jax.jit(update, static_argnames="task", donate_argnums=(0, 1))
     examined = jax.jit(examine, static_argnames="task")
+    target, plain = teacher.target, Teacher(teacher.target, teacher.taps)
     learnt, fixed = parted(weights)
     learnt = jax.tree.map(jnp.array, learnt)
     moments = optimizer(task).init(learnt)
@@ -127,16 +129,8 @@ def train(
         right = inside = np.zeros(task.examined, int)
         for i, batch in enumerate(texts.examination(course.batch, course.length)):
             key = jax.random.fold_in(jax.random.key(course.seed), i)
-            r, n = examined(
-                learnt,
-                fixed,
-                target,
-                batch.tokens,
-                batch.answered,
-                words,
-                key,
-                task=task,
-            )
+            lesson = plain(batch, tapped=bool(task.taps))
+            r, n = examined(learnt, fixed, target, lesson, words, key, task=task)
             right, inside = right + np.asarray(r), inside + np.asarray(n)
         return Held(right=tuple(right.tolist()), inside=tuple(inside.tolist()))
 
@@ -149,16 +143,9 @@ def train(
         began = time.perf_counter()
         batch = texts.training(step, course.batch, course.length, course.seed)
         key = jax.random.fold_in(jax.random.key(course.seed), step)
+        lesson = teacher(batch, tapped=bool(task.taps))
         learnt, moments, report = one(
-            learnt,
-            moments,
-            fixed,
-            target,
-            batch.tokens,
-            batch.answered,
-            words,
-            key,
-            task=task,
+            learnt, moments, fixed, target, lesson, words, key, task=task
         )
         loss = float(report.loss)
         if not math.isfinite(loss + float(report.norm)):

@@ -15,6 +15,7 @@ from jspec.models.base import ModelConfig
 from jspec.training import RECIPES
 from jspec.training.loop import Course, Point, train
 from jspec.training.start import configured, first_weights, frame_of, words_for
+from jspec.training.states import States, Teacher
 from jspec.training.steps import Task
 from jspec.training.texts import Texts
 
@@ -86,6 +87,7 @@ def run(
     *,
     command: str,
     tokenizer_files: Mapping[str, Path],
+    states: Path | None = None,
     begun: Callable[[int], None] = lambda steps: None,
     tell: Callable[[int, float], None] = lambda step, loss: None,
     look: Callable[[Point], None] = lambda point: None,
@@ -99,6 +101,8 @@ def run(
       folder: gets `drafter`, `card.json` and, while it runs, `state`.
       command: that made it, for the card.
       tokenizer_files: of the target, for a drafter that is a language model.
+      states: where the target's states are kept, for other runs on these texts;
+        `None`: they are computed again for every batch.
       begun: is told how many updates there will be.
       tell: is told of every update.
       look: is told of every examination.
@@ -117,7 +121,7 @@ def run(
     drafter = configured(settings.method, recipe, sizes, target)
     shapes = drafter.weight_shapes()
     words = words_for(shapes, counts, settings.words)
-    steps = _steps(settings, texts)
+    steps, taps = _steps(settings, texts), tuple(drafter.feature_layers)
     begun(steps)
     task = Task(
         recipe=recipe,
@@ -128,7 +132,14 @@ def run(
         warmup=round(steps * settings.warmup),
         rate=settings.rate,
         dtype=settings.dtype,
+        taps=() if taps == (config.num_layers,) else taps,
     )
+    assert task.taps in ((), frame.taps), "a plan taps what its frame says, or the last"
+    kept = None
+    if states is not None:
+        width = (len(frame.taps) + 1) * config.hidden_size
+        notes = {"taps": list(frame.taps), "data": dict(texts.notes)}
+        kept = States(states, len(texts.texts), settings.length, width, notes)
     weights, curve = train(
         task,
         Course(
@@ -139,7 +150,7 @@ def run(
         ),
         first_weights(recipe, drafter, target, words, settings.seed),
         words,
-        target,
+        Teacher(target, frame.taps, kept),
         texts,
         folder / STATE,
         tell=tell,

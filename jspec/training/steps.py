@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jspec import native
-from jspec.training.lessons import Lesson, Words, read, truth_of
+from jspec.training.lessons import Lesson, Words, truth_of
 from jspec.training.recipe import Recipe, mean
 from jspec.tree import pytree
 
@@ -39,6 +39,7 @@ class Task:
       warmup: of them, while the rate rises.
       rate: the highest.
       dtype: of the arithmetic; weights and sums are float32.
+      taps: states of the target that the drafter reads; `()` if only its last one.
     """
 
     recipe: Recipe
@@ -49,6 +50,7 @@ class Task:
     warmup: int
     rate: float
     dtype: str
+    taps: tuple[int, ...]
 
     @property
     def examined(self) -> int:
@@ -120,8 +122,7 @@ def update(
     moments: Any,
     fixed: dict[str, Array],
     target: Any,
-    tokens: Int[Array, "B T"],
-    answered: Bool[Array, "B T"],
+    lesson: Lesson,
     words: Words | None,
     key: Key[Array, ""],
     *,
@@ -133,14 +134,12 @@ def update(
       weights: the drafter's, float32; donated.
       moments: the optimiser's; donated.
       fixed: those that are not learnt.
-      target: the model.
-      tokens: the texts.
-      answered: which tokens the target wrote.
+      target: lends embedding and head.
+      lesson: what it showed of the texts.
       words: over which the loss is; `None`: all tokens.
       key: draws anchors.
       task: static.
     """
-    lesson = read(target, tokens, answered, task.drafter.feature_layers)
     anchors = _anchors(lesson, key, task)
 
     def loss_of(weights: dict[str, Array]) -> Array:
@@ -235,8 +234,7 @@ def examine(
     weights: dict[str, Array],
     fixed: dict[str, Array],
     target: Any,
-    tokens: Int[Array, "B T"],
-    answered: Bool[Array, "B T"],
+    lesson: Lesson,
     words: Words | None,
     key: Key[Array, ""],
     *,
@@ -246,7 +244,6 @@ def examine(
 
     Args: as of `update`; the likeliest token is taken among all that the drafter has.
     """
-    lesson = read(target, tokens, answered, task.drafter.feature_layers)
     found = guesses(
         {name: a.astype(task.dtype) for name, a in weights.items()} | fixed,
         target,

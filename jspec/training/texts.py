@@ -3,9 +3,8 @@
 texts.json          what they are: target, temperature, seed, sources, sizes
 shard-00000.npz     tokens end to end, how long each text is and its prompt
 
-Only whole shards exist, so a run that was stopped goes on behind the last one. Features
-are not stored: at bfloat16 four states of a target 576 wide are 4.6 kB a token, against
-2 bytes of its id; `docs/training.md` says what computing them again costs.
+Only whole shards exist, so a run that was stopped goes on behind the last one. The
+target's states are not part of them: `states` keeps those of what was trained on.
 """
 
 import dataclasses
@@ -30,8 +29,15 @@ type Ids = Sequence[int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Texts side by side, padded with zeros: `tokens`, and which the target wrote."""
+    """Texts side by side, padded with zeros.
 
+    Attributes:
+      which: their numbers.
+      tokens: ids.
+      answered: which of them the target wrote.
+    """
+
+    which: tuple[int, ...]
     tokens: np.ndarray
     answered: np.ndarray
 
@@ -74,7 +80,7 @@ class Texts:
             text = self.texts[i][:length]
             tokens[row, : len(text)] = text
             answered[row, self.prompts[i] : len(text)] = True
-        return Batch(tokens=tokens, answered=answered)
+        return Batch(which=tuple(which), tokens=tokens, answered=answered)
 
     def examination(self, size: int, length: int) -> Iterator[Batch]:
         """The held-out texts, each once; the last batch may be filled with nothing."""
@@ -83,6 +89,7 @@ class Texts:
             whole = self.batch(some, length)
             missing = ((0, size - len(some)), (0, 0))
             yield Batch(
+                which=whole.which,
                 tokens=np.pad(whole.tokens, missing),
                 answered=np.pad(whole.answered, missing),
             )

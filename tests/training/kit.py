@@ -38,7 +38,10 @@ def task(method, **changes):
     drafter = configured(method, recipe, config, target())
     fields = {"anchors": 8, "steps": 60, "warmup": 5, "rate": 3e-3, "dtype": "float32"}
     own = "ids" in drafter.weight_shapes()
-    return Task(recipe=recipe, drafter=drafter, own_words=own, **fields | changes)
+    taps = drafter.feature_layers
+    return Task(
+        recipe=recipe, drafter=drafter, own_words=own, taps=taps, **fields | changes
+    )
 
 
 def words(task, most=None):

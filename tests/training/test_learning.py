@@ -87,3 +87,21 @@ def test_a_stopped_run_goes_on_bit_for_bit(target, texts, tmp_path):
         for name in ("whole", "halves")
     )
     assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_kept_states_are_read_again_by_the_next_run(target, texts, tmp_path):
+    settings = asked("eagle3", tokens=200, save_every=3)
+    rounded = [
+        trained(settings, target, texts, tmp_path / name, states=tmp_path / "states")
+        for name in ("first", "second")
+    ]
+    plain = trained(settings, target, texts, tmp_path / "plain")
+    one, other, true = (
+        [point["loss"] for point in card["curve"][1:]] for card in (*rounded, plain)
+    )
+    assert one == other
+    assert one != true
+    assert np.allclose(one, true, rtol=0.02)
+    with pytest.raises(ValueError, match="keeps other states"):
+        asked_longer = asked("eagle3", length=LENGTH // 2)
+        trained(asked_longer, target, texts, tmp_path / "x", states=tmp_path / "states")
