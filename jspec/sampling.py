@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from jspec import native
 from jspec.tree import pytree
 
 __all__ = [
@@ -70,6 +71,12 @@ def row_keys(
 
 def greedy(logits: Float[Array, "*S V"]) -> Int[Array, "*S"]:
     """The likeliest token; the lowest id among equals, NaN before all."""
+    if not native.ready() or logits.dtype != jnp.float32:
+        return _argmax(logits)
+    return jax.lax.platform_dependent(logits, cpu=native.argmax, default=_argmax)
+
+
+def _argmax(logits: Float[Array, "*S V"]) -> Int[Array, "*S"]:
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 

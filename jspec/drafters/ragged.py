@@ -166,7 +166,9 @@ class PackedCache(KVCache):
 
     What a target computes node by node (projections, MLPs, the head) runs over the
     packed line alone. Keys, values and queries are taken apart again where they meet
-    the pages: there the rows are what they always are.
+    the pages: there the rows are what they always are. A target that appends all nodes
+    of a layer before it attends may as well read the line as rows of one node each:
+    their lengths count the nodes before them, and padding has no pages.
 
     Attributes:
       rows: the rows' own view, with the pages as they were before the pass.
@@ -228,9 +230,10 @@ def _pack(cache: KVCache, verified: Bool[Array, "B N"], total: int) -> PackedCac
     node = jnp.full((total,), b * n, jnp.int32)
     node = node.at[place].set(jnp.arange(b * n, dtype=jnp.int32), mode="drop")
     row = jnp.minimum(node // n, b - 1)
+    none = cache.pages.text.shape[0]
     return PackedCache(
         pages=cache.pages,
-        table=cache.table[row],
+        table=jnp.where((node < b * n)[:, None], cache.table[row], none),
         length=cache.length[row] + node % n,
         rows=cache,
         node=node,

@@ -85,6 +85,9 @@ class Gemma(nnx.Module):
         """Of the weights, the stream and the cache."""
         return self.embed[...].dtype
 
+    def pack(self) -> None:
+        """Nothing: `jspec.native` fuses no layer of this family."""
+
     def embed_tokens(self, tokens: Int[Array, "B N"]) -> Float[Array, "B N E"]:
         """The stream before the first layer: embeddings times the root of its width."""
         scale = jnp.asarray(self.config.hidden_size**0.5, self.dtype)

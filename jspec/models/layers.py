@@ -59,7 +59,7 @@ def linears(
 
     Args:
       x: the rows.
-      weights: `[in, out]`, or `[out, in]` if `transposed`.
+      weights: `[in, out]`, or `[out, in]` if `transposed`; or packed, all or none.
       biases: one a matrix, or `None`.
       transposed: whether the weights are transposes.
       out: the results' dtype.
@@ -69,17 +69,34 @@ def linears(
     """
     b, n, width = x.shape
     rows = x.reshape(b * n, width)
+    if any(native.packed(w) for w in weights):
+        ys = tuple(_packed_product(rows, w, out or x.dtype) for w in weights)
+        return _biased(ys, biases, (b, n))
     product = _product
     alike = implementation != "xla" and native.ready()
     if alike and {x.dtype, *(w.dtype for w in weights)} in DTYPES:
         product = _native_product
     ys = product(transposed, jnp.dtype(out or x.dtype), rows, tuple(weights))
+    return _biased(ys, biases, (b, n))
+
+
+def _biased(
+    ys: Sequence[Array],
+    biases: Sequence[Array | None] | None,
+    leading: tuple[int, int],
+) -> tuple[Array, ...]:
     if biases is not None:
         ys = [
             y if bias is None else y + bias[None].astype(y.dtype)
             for y, bias in zip(ys, biases, strict=True)
         ]
-    return tuple(y.reshape(b, n, y.shape[-1]) for y in ys)
+    return tuple(y.reshape(*leading, y.shape[-1]) for y in ys)
+
+
+def _packed_product(x: Array, w: Array, out: jax.typing.DTypeLike) -> Array:
+    if x.dtype == w.dtype:
+        return native.panel_product(x, w, out=out)
+    return _product(False, jnp.dtype(out), x, (native.unpack(w),))[0]
 
 
 DTYPES = ({jnp.dtype(jnp.float32)}, {jnp.dtype(jnp.bfloat16)})
@@ -156,8 +173,15 @@ def _(primals, tangents):
     return _native_sums(*primals), _row_sums(*tangents)
 
 
-def embed(table: Float[Array, "V E"], tokens: Int[Array, "B N"]) -> Array:
-    """The rows of `table`; an id outside it gives NaN, never another token's row."""
+def embed(table: Array, tokens: Int[Array, "B N"]) -> Array:
+    """The rows of `table`; an id outside it gives NaN, never another token's row.
+
+    A table that is also a head may be packed: as the transpose that the head is.
+    """
+    if native.packed(table):
+        panel, column = tokens // native.COLUMNS, tokens % native.COLUMNS
+        taken = table.at[panel, :, column].get(mode="fill", fill_value=jnp.nan)
+        return taken.reshape(*tokens.shape, -1)
     return table.at[tokens].get(
         mode="fill", fill_value=jnp.nan, wrap_negative_indices=False
     )
@@ -225,7 +249,14 @@ def _yarn_attention_factor(rope: Rope) -> float:
 def turns(
     rope: Rope, head_dim: int, position: Int[Array, "B N"]
 ) -> tuple[Float[Array, "B N 1 D"], Float[Array, "B N 1 D"]]:
-    """Cosine and sine of every position's angles, in float32, for `rotate`."""
+    """Cosine and sine of every position's angles, in float32, for `rotate`.
+
+    A lone position stands beside a second: XLA rounds some cosines of one otherwise.
+    """
+    if position.size == 1:
+        twice = turns(rope, head_dim, jnp.repeat(position, 2, axis=1))
+        cosine, sine = jax.lax.optimization_barrier(twice)
+        return cosine[:, :1], sine[:, :1]
     frequencies, factor = inverse_frequencies(rope, head_dim)
     angles = position[..., None].astype(jnp.float32) * frequencies[None, None]
     angles = jnp.concatenate([angles, angles], axis=-1)[:, :, None]

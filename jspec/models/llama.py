@@ -1,5 +1,6 @@
 """The Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3; one pre-norm decoder."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
@@ -61,6 +62,14 @@ class Layer(nnx.Module):
             value = weights.get(name)
             setattr(self, name, None if value is None else nnx.Param(value))
 
+    def weights(self) -> dict[str, Array | None]:
+        """By name; `None`: the model has none."""
+        return {name: _of(getattr(self, name)) for name in native.WEIGHTS}
+
+
+def _alone_differs(dtype: jnp.dtype) -> bool:
+    return dtype == jnp.bfloat16 or native.ready()
+
 
 def _of(parameter: nnx.Param | None) -> Array | None:
     return None if parameter is None else parameter[...]
@@ -115,7 +124,8 @@ class Decoder(nnx.Module):
           logits: whether the successors' logits are wanted.
         """
         config = self.config
-        if tokens.size == 1 and (self.dtype == jnp.bfloat16 or native.ready()):
+        fused = native.packed(self.layers[0].q[...])
+        if tokens.size == 1 and not fused and _alone_differs(self.dtype):
             return beside_another(
                 self, tokens, parent, cache, feature_layers, logits=logits
             )
@@ -128,8 +138,11 @@ class Decoder(nnx.Module):
         taps = {0: x} if 0 in feature_layers else {}
         product = _VERIFY if logits else _PROMPT
         for l, layer in enumerate(self.layers):
-            x, cache = self._attend(l, layer, x, turn, ancestors, cache, product)
-            x = self._mlp(layer, x, product)
+            if fused:
+                x, cache = self._fused(l, layer, x, turn, ancestors, cache)
+            else:
+                x, cache = self._attend(l, layer, x, turn, ancestors, cache, product)
+                x = self._mlp(layer, x, product)
             if l + 1 in feature_layers:
                 taps[l + 1] = x
         features = None
@@ -137,6 +150,27 @@ class Decoder(nnx.Module):
             features = jnp.concatenate([taps[j] for j in feature_layers], axis=-1)
         seen = self.logits(x) if logits else None
         return Seen(logits=seen, features=features, cache=cache)
+
+    def pack(self) -> None:
+        """Turns the matrices into what the fused layers of `jspec.native` read.
+
+        For who owns the weights and is about to serve: every matrix is replaced by one
+        of its size, one after the other. Nothing changes where a layer cannot be fused:
+        elsewhere than on a CPU, or with a width that has no kernel.
+        """
+        if not native.ready() or not all(
+            native.fusable(layer.weights(), self.config.head_dim)
+            for layer in self.layers
+        ):
+            return
+        for layer in self.layers:
+            for name in native.MATRICES:
+                matrix = getattr(layer, name)[...]
+                setattr(layer, name, nnx.Param(native.repack(matrix)))
+        if self.head is not None and native.packable(self.head[...]):
+            self.head = nnx.Param(native.repack(self.head[...]))
+        elif self.head is None and native.packable(self.embed[...].T):
+            self.embed = nnx.Param(native.repack(self.embed[...].T))
 
     def embed_tokens(self, tokens: Int[Array, "B N"]) -> Float[Array, "B N E"]:
         """The stream before the first layer."""
@@ -193,6 +227,37 @@ class Decoder(nnx.Module):
         )
         (out,) = product(mixed.reshape(b, n, -1), (layer.o[...],), (_of(layer.o_bias),))
         return x + out, cache
+
+    def _fused(
+        self,
+        l: int,
+        layer: Layer,
+        x: Float[Array, "B N E"],
+        turn: tuple[Array, Array],
+        ancestors: Bool[Array, "B N N"] | None,
+        cache: KVCache,
+    ) -> tuple[Float[Array, "B N E"], KVCache]:
+        """`_attend` and `_mlp` in one call, on packed weights."""
+        pages, config = cache.pages, self.config
+        x, k, v = native.layer(
+            x,
+            turn,
+            pages.k[l],
+            pages.v[l],
+            cache.table,
+            cache.length,
+            layer.weights(),
+            ancestors=ancestors,
+            window=config.window(l),
+            scale=config.head_dim**-0.5,
+            eps=config.norm_eps,
+        )
+        pages = dataclasses.replace(
+            pages,
+            k=(*pages.k[:l], k, *pages.k[l + 1 :]),
+            v=(*pages.v[:l], v, *pages.v[l + 1 :]),
+        )
+        return x, dataclasses.replace(cache, pages=pages)
 
     def _mlp(
         self, layer: Layer, x: Float[Array, "B N E"], product: Product

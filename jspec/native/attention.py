@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-__all__ = ["attention", "supports"]
+__all__ = ["DEPTHS", "attention", "supports"]
 
 DEPTHS = (64, 128, 256, 96, 16, 32, 512)
 """Head widths there are kernels for on every processor."""

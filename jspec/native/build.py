@@ -11,7 +11,7 @@ import platform
 import secrets
 import shutil
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import jax
@@ -19,10 +19,13 @@ import jaxlib
 
 __all__ = ["TARGETS", "aside", "load", "ready"]
 
-TARGETS = ("jspec_linear", "jspec_attention")
-SOURCES = tuple(Path(__file__).with_name(f"{n}.cc") for n in ("linear", "attention"))
-HEADER = Path(__file__).with_name("common.h")
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-shared")
+KERNELS = ("linear", "attention", "panels", "layer", "argmax")
+TARGETS = tuple(f"jspec_{name}" for name in KERNELS)
+SOURCES = tuple(Path(__file__).with_name(f"{name}.cc") for name in KERNELS)
+HEADERS = tuple(
+    Path(__file__).with_name(f"{name}.h") for name in ("common", "panels", "attention")
+)
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 
 _ASIDE = contextvars.ContextVar("aside", default=False)
@@ -76,32 +79,41 @@ def _register() -> None:
         raise RuntimeError(f"no C++ compiler ({', '.join(COMPILERS)}) was found")
     include = jax.ffi.include_dir()
     key = " ".join((jaxlib.__version__, compiler, *FLAGS, _processor()))
-    code = b"".join(file.read_bytes() for file in (HEADER, *SOURCES))
+    code = b"".join(file.read_bytes() for file in (*HEADERS, *SOURCES))
     name = hashlib.sha256(code + key.encode()).hexdigest()[:24]
     library = _cache() / f"{name}.so"
     if not library.is_file():
         library.parent.mkdir(parents=True, exist_ok=True)
         draft = library.with_suffix(f".{secrets.token_hex(4)}")
-        command = [
-            compiler,
-            *FLAGS,
-            f"-I{include}",
-            *map(str, SOURCES),
-            "-o",
-            str(draft),
-        ]
+        objects = [draft.with_suffix(f"{draft.suffix}.{f.stem}.o") for f in SOURCES]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                first = next((l for l in done.stderr.splitlines() if "error" in l), "")
-                raise RuntimeError(f"{Path(compiler).name} says {first.strip()!r}")
+            _run(
+                [compiler, *FLAGS, f"-I{include}", "-c", str(source), "-o", str(to)]
+                for source, to in zip(SOURCES, objects, strict=True)
+            )
+            _run([[compiler, "-shared", *map(str, objects), "-o", str(draft)]])
             draft.replace(library)
         finally:
-            draft.unlink(missing_ok=True)
+            for file in (draft, *objects):
+                file.unlink(missing_ok=True)
     loaded = ctypes.CDLL(str(library))
     for target in TARGETS:
         capsule = jax.ffi.pycapsule(getattr(loaded, target))
         jax.ffi.register_ffi_target(target, capsule, platform="cpu")
+
+
+def _run(commands: Iterable[list[str]]) -> None:
+    """Side by side; what the first that fails says is the error."""
+    pipe = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    running = [
+        (Path(command[0]).name, subprocess.Popen(command, text=True, **pipe))
+        for command in commands
+    ]
+    said = [(name, p.communicate()[1], p.returncode) for name, p in running]
+    for name, text, code in said:
+        if code:
+            first = next((l for l in text.splitlines() if "error" in l), "")
+            raise RuntimeError(f"{name} says {first.strip()!r}")
 
 
 def _cache() -> Path:

@@ -5,8 +5,8 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <memory>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -17,7 +17,7 @@
 
 namespace ffi = xla::ffi;
 
-namespace {
+namespace jspec {
 
 #if defined(__AVX512F__)
 constexpr int kBytes = 64, kRows = 8;
@@ -61,32 +61,152 @@ inline Floats Load(const float* from) {
 
 inline void Store(float* to, Floats v) { std::memcpy(to, &v, kBytes); }
 
-// Runs f(0) ... f(count - 1) on whoever is free; the caller works too, and returns when
-// all are done. A task that starts late finds nothing left.
-template <typename F>
-void Share(ffi::ThreadPool& pool, int64_t count, const F& f) {
-  struct Left {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  auto left = std::make_shared<Left>();
-  auto work = [left, count, &f] {
-    for (int64_t task; (task = left->next.fetch_add(1)) < count;) {
-      f(task);
-      left->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  int64_t hands = std::min<int64_t>(pool.num_threads(), count) - 1;
-  for (int64_t i = 0; i < hands; ++i) pool.Schedule(std::function<void()>(work));
-  work();
-  while (left->done.load(std::memory_order_acquire) < count) {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
+inline Floats LoadWide(const float* from) { return Load(from); }
+
+inline Floats LoadWide(const Brain* from) {
+  typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
+  Halves narrow;
+  std::memcpy(&narrow, from, kBytes / 2);
+  return (Floats)(__builtin_convertvector(narrow, Words) << 16);
+}
+
+inline void StoreNarrow(float* to, Floats v) { Store(to, v); }
+
+// As `Narrow`, lane by lane.
+inline void StoreNarrow(Brain* to, Floats v) {
+  typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
+  Words word = (Words)v;
+  Words nan = (Words)((word & 0x7fffffffu) > 0x7f800000u);
+  Words near = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+  Halves narrow = __builtin_convertvector((nan & ((word >> 16) | 0x40u)) | (~nan & near), Halves);
+  std::memcpy(to, &narrow, kBytes / 2);
+}
+
+// exp of numbers that are not positive (Cody and Waite 1980, §6), to 2 units in the last
+// place; 0 below -87.
+inline Floats Exp(Floats x) {
+  typedef int32_t Integers __attribute__((vector_size(kBytes)));
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  Floats n = (x * 1.44269504f + magic) - magic;
+  Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  Integers power = (__builtin_convertvector(n, Integers) + 127) << 23;
+  Floats y = p * (Floats)power;
+  return (Floats)((Integers)y & ~(Integers)(x <= -87.0f));  // NaN stays
+}
+
+// The largest of `many` numbers and `top`; NaN if one is.
+inline float Largest(const float* row, int64_t many, float top) {
+  Floats most = Floats{} + top;
+  int64_t whole = many / kLanes * kLanes;
+  for (int64_t t = 0; t < whole; t += kLanes) {
+    Floats x = Load(row + t);
+    most = (x > most) | (x != x) ? x : most;
   }
+  for (int64_t t = whole; t < many; ++t) top = row[t] > top || row[t] != row[t] ? row[t] : top;
+  for (int j = 0; j < int(kLanes); ++j)
+    top = most[j] > top || most[j] != most[j] ? most[j] : top;
+  return top;
+}
+
+inline void Pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+// The threads of this process that work for kernels. They look for work for some tens of
+// microseconds before they sleep, so the phases of a layer cost no waking.
+class Crew {
+ public:
+  static Crew& Get() {
+    static Crew* crew = new Crew;  // its threads outlive every destructor
+    return *crew;
+  }
+
+  int64_t hands() const { return int64_t(ranges_.size()); }
+
+  // Runs f(0) ... f(count - 1) on whoever is free; the caller works too, and returns when
+  // all are done. Each hand begins with a range of its own, then helps with the others'.
+  // Where another call has the crew, the caller works alone.
+  template <typename F>
+  void Run(int64_t count, const F& f) {
+    if (count < 2 || hands() < 2 || !one_.try_lock()) {
+      for (int64_t task = 0; task < count; ++task) f(task);
+      return;
+    }
+    for (int64_t h = 0; h < hands(); ++h) {
+      ranges_[h].next.store(count * h / hands(), std::memory_order_relaxed);
+      ranges_[h].end = count * (h + 1) / hands();
+    }
+    what_ = &f;
+    call_ = [](const void* what, int64_t task) { (*static_cast<const F*>(what))(task); };
+    job_.store(job_.load() + 1);  // odd: open
+    if (asleep_.load() > 0) job_.notify_all();
+    Work(0);
+    job_.store(job_.load() + 1);  // even: closed
+    while (inside_.load() > 0) Pause();
+    one_.unlock();
+  }
+
+ private:
+  struct alignas(64) Range {
+    std::atomic<int64_t> next{0};
+    int64_t end = 0;
+  };
+  static constexpr int kLooks = 2000;
+
+  Crew() : ranges_(std::clamp(std::thread::hardware_concurrency(), 1u, 64u)) {
+    for (int64_t h = 1; h < hands(); ++h) std::thread([this, h] { Wait(h); }).detach();
+  }
+
+  void Work(int64_t hand) {
+    for (int64_t i = 0; i < hands(); ++i) {
+      Range& range = ranges_[(hand + i) % hands()];
+      for (int64_t task; (task = range.next.fetch_add(1)) < range.end;) call_(what_, task);
+    }
+  }
+
+  void Wait(int64_t hand) {
+    int32_t seen = 0;
+    while (true) {
+      int32_t job = job_.load();
+      for (int look = 0; look < kLooks && (job == seen || job % 2 == 0); ++look) {
+        Pause();
+        job = job_.load();
+      }
+      if (job == seen || job % 2 == 0) {
+        asleep_.fetch_add(1);
+        job_.wait(job);
+        asleep_.fetch_sub(1);
+        continue;
+      }
+      inside_.fetch_add(1);
+      if (job_.load() == job) Work(hand);  // else it was closed: its data may be gone
+      seen = job;
+      inside_.fetch_sub(1);
+    }
+  }
+
+  std::vector<Range> ranges_;
+  std::mutex one_;
+  std::atomic<int32_t> job_{0}, inside_{0}, asleep_{0};
+  const void* what_ = nullptr;
+  void (*call_)(const void*, int64_t) = nullptr;
+};
+
+template <typename F>
+void Share(int64_t count, const F& f) {
+  Crew::Get().Run(count, f);
 }
 
 // Memory that a thread keeps between calls; each `Use` has its own.
-enum class Use { kRows, kSums };
+enum class Use { kRows, kSums, kLayer };
 
 template <Use, typename T>
 T* Scratch(int64_t count) {
@@ -116,4 +236,4 @@ inline Floats Gather(const Floats* v) {
     return Halve<M>(Gather<2 * M>(v), Gather<2 * M>(v + kLanes / M));
 }
 
-}  // namespace
+}  // namespace jspec

@@ -4,8 +4,9 @@
 // the matrix and the number of threads alone: how many rows are beside a row never
 // changes its bits. Weights are read once, front to back, while the next block of them
 // is on its way from memory.
-#include "common.h"
+#include "panels.h"
 
+namespace jspec {
 namespace {
 
 constexpr int64_t kPanel = 2 * kLanes;  // columns that one step down a matrix sums
@@ -181,12 +182,12 @@ struct Matrix {
 
 // x @ w for each matrix [in, out]: the rows of a matrix are divided into `parts`.
 template <typename H, typename Y>
-void Products(ffi::ThreadPool& pool, const typename H::W* input, int64_t rows, int64_t n,
+void Products(const typename H::W* input, int64_t rows, int64_t n,
               std::vector<Matrix<typename H::W>>& matrices) {
   int64_t ldx = (n + 1) / 2 * 2;
   typename H::X* x = Scratch<Use::kRows, typename H::X>(rows * ldx);
   for (int64_t r = 0; r < rows; ++r) H::Prepare(input + r * n, n, x + r * ldx);
-  int64_t hands = pool.num_threads(), tasks = 0, floats = 0;
+  int64_t hands = Crew::Get().hands(), tasks = 0, floats = 0;
   auto begin = [n](int64_t part, int64_t parts) {
     return part == parts ? n : n * part / parts / 32 * 32;
   };
@@ -209,7 +210,7 @@ void Products(ffi::ThreadPool& pool, const typename H::W* input, int64_t rows, i
   };
   if (rows <= kGroup) {
     float* sums = Scratch<Use::kSums, float>(rows * floats);
-    Share(pool, tasks, [&](int64_t task) {
+    Share(tasks, [&](int64_t task) {
       auto m = std::upper_bound(matrices.begin(), matrices.end(), task,
                                 [](int64_t t, const auto& m) { return t < m.first; }) - 1;
       int64_t part = task - m->first;
@@ -219,7 +220,7 @@ void Products(ffi::ThreadPool& pool, const typename H::W* input, int64_t rows, i
     return;
   }
   int64_t groups = (rows + kGroup - 1) / kGroup;
-  Share(pool, groups * int64_t(matrices.size()), [&](int64_t task) {
+  Share(groups * int64_t(matrices.size()), [&](int64_t task) {
     auto& m = matrices[task / groups];
     int64_t row = task % groups * kGroup, many = std::min(kGroup, rows - row);
     float* sums = Scratch<Use::kSums, float>(many * m.parts * m.columns);
@@ -279,14 +280,14 @@ void SumStretch(const typename H::X* x, int64_t ldx, const typename H::W* w, int
 
 // x @ w^T for a matrix [out, in].
 template <typename H, typename Y>
-void Transposed(ffi::ThreadPool& pool, const typename H::W* input, int64_t rows, int64_t n,
+void Transposed(const typename H::W* input, int64_t rows, int64_t n,
                 const typename H::W* w, int64_t outputs, Y* y) {
   int64_t ldx = (n + 1) / 2 * 2;
   typename H::X* x = Scratch<Use::kRows, typename H::X>(rows * ldx);
   for (int64_t r = 0; r < rows; ++r) H::Prepare(input + r * n, n, x + r * ldx);
   int64_t many = std::max<int64_t>(kLanes, kTask / (n * int64_t{sizeof(typename H::W)}));
   many = many / kLanes * kLanes;
-  Share(pool, (outputs + many - 1) / many, [&](int64_t task) {
+  Share((outputs + many - 1) / many, [&](int64_t task) {
     int64_t o = task * many, wide = std::min(many, outputs - o), r = 0;
     auto stretch = [&]<int R>() {
       for (; r + R <= rows; r += R)
@@ -299,7 +300,7 @@ void Transposed(ffi::ThreadPool& pool, const typename H::W* input, int64_t rows,
 }
 
 template <typename H, typename Y>
-ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::RemainingArgs weights,
+ffi::Error Run(ffi::AnyBuffer x, ffi::RemainingArgs weights,
                ffi::RemainingRets results, bool transposed) {
   using W = typename H::W;
   int64_t rows = x.dimensions()[0], n = x.dimensions()[1];
@@ -312,29 +313,29 @@ ffi::Error Run(ffi::ThreadPool& pool, ffi::AnyBuffer x, ffi::RemainingArgs weigh
     const W* from = static_cast<const W*>(w->untyped_data());
     void* to = (*y)->untyped_data();
     if (transposed)
-      Transposed<H, Y>(pool, input, rows, n, from, w->dimensions()[0], static_cast<Y*>(to));
+      Transposed<H, Y>(input, rows, n, from, w->dimensions()[0], static_cast<Y*>(to));
     else
       matrices.push_back({from, to, w->dimensions()[1], 0, 0, 0});
   }
-  if (!transposed) Products<H, Y>(pool, input, rows, n, matrices);
+  if (!transposed) Products<H, Y>(input, rows, n, matrices);
   return ffi::Error::Success();
 }
 
-ffi::Error Linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs weights,
+ffi::Error Linear(ffi::AnyBuffer x, ffi::RemainingArgs weights,
                   ffi::RemainingRets results, bool transposed) {
   auto first = results.get<ffi::AnyBuffer>(0);
   if (!first.has_value()) return ffi::Error::InvalidArgument("no result was asked for");
   bool wide = (*first)->element_type() == ffi::F32;
-  if (x.element_type() == ffi::F32) return Run<Wide, float>(pool, x, weights, results, transposed);
-  if (wide) return Run<Half, float>(pool, x, weights, results, transposed);
-  return Run<Half, Brain>(pool, x, weights, results, transposed);
+  if (x.element_type() == ffi::F32) return Run<Wide, float>(x, weights, results, transposed);
+  if (wide) return Run<Half, float>(x, weights, results, transposed);
+  return Run<Half, Brain>(x, weights, results, transposed);
 }
 
 }  // namespace
+}  // namespace jspec
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_linear, Linear,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_linear, jspec::Linear,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
                                   .RemainingRets()

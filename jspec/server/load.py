@@ -61,6 +61,7 @@ def load_model(
     dtype: Any = None,
     mesh: Mesh | None = None,
     rules: ShardingRules | None = None,
+    serving: bool = False,
 ) -> Any:
     """Reads a jspec checkpoint.
 
@@ -69,6 +70,8 @@ def load_model(
       dtype: float32 or bfloat16; `None`: as it is.
       mesh: devices to divide the weights among, by `rules`.
       rules: which logical axis goes to which mesh axis.
+      serving: the weights are only read from now on, so on one device they may lie as
+        its kernels read them.
 
     Raises:
       ValueError: the checkpoint is not whole, or the mesh does not divide it.
@@ -82,7 +85,11 @@ def load_model(
             return sharding_of(name, shape, mesh, shared, units=_units(config))
 
     config, weights = checkpoint.load(path, dtype=pick_dtype(dtype), sharding=place)
-    return models.build(config, weights)
+    model = models.build(config, weights)
+    del weights
+    if serving and mesh is None:
+        model.pack()
+    return model
 
 
 def load_weights(
@@ -123,7 +130,7 @@ def load_weights(
             f"{SHARED} drafts with the tokens that both have"
         )
     undivided = ShardingRules(vocab=None, heads=None, key_heads=None, mlp=None)
-    model = load_model(path, dtype=dtype, mesh=mesh, rules=undivided)
+    model = load_model(path, dtype=dtype, mesh=mesh, rules=undivided, serving=True)
     if difference is None or shared is None:
         return model
     both = shared_tokens(tokenizer, theirs, shared)

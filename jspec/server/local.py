@@ -573,7 +573,7 @@ def serve(
     name, drafting = asked.build(drafter_path)
     tokenizer = Tokenizer(path)
     resolved = time.perf_counter()
-    model = load_model(path, dtype=dtype, mesh=mesh)
+    model = load_model(path, dtype=dtype, mesh=mesh, serving=kernels is None)
     weights = None
     if drafter_path == path:
         weights = model

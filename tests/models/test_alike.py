@@ -1,5 +1,6 @@
 """A token's numbers do not depend on what is verified beside it, to the last bit."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 
 from jspec import native
-from jspec.cache import CacheLayout, KVCache, empty_pages
+from jspec.cache import CacheLayout, KVCache, layer_pages
 from jspec.models import ModelConfig, Rope, build, random_weights
+from jspec.models.gemma_config import Experts, LayerType
+from tests.models.gemmas import gemma4_config
 
-CONFIG = ModelConfig(
+QWEN = ModelConfig(
     family="qwen3",
     vocab_size=1000,
     hidden_size=320,
@@ -26,15 +29,39 @@ CONFIG = ModelConfig(
     tie_embeddings=True,
     qk_norm=True,
 )
+GEMMA = gemma4_config(
+    vocab_size=1000,
+    layer_input_rows=1000,
+    hidden_size=320,
+    intermediate_size=900,
+    num_heads=6,
+    full=LayerType(
+        key_heads=1, head_dim=64, rope=Rope(kind="proportional", fraction=0.25)
+    ),
+    sliding=LayerType(key_heads=2, head_dim=32, rope=Rope()),
+    kinds=("sliding", "full", "full"),
+    shared_layers=1,
+    sliding_window=100,
+    experts=Experts(count=3, top=2, width=40),
+    max_position=2048,
+)
+PACKED = dataclasses.replace(QWEN, vocab_size=1024, intermediate_size=896)
+CONFIGS = {"qwen": QWEN, "packed": PACKED, "gemma": GEMMA}
 ROWS, NODES, ROOM = 12, 8, 512
 
 
 @pytest.mark.skipif(native.load() is not None, reason=str(native.load() or ""))
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_r26_a_tokens_logits_have_the_same_bits_alone_and_in_any_company(dtype):
-    model = build(CONFIG, random_weights(CONFIG, dtype=dtype))
+@pytest.mark.parametrize("family", CONFIGS)
+def test_r26_a_tokens_logits_have_the_same_bits_alone_and_in_any_company(family, dtype):
+    config = CONFIGS[family]
+    model = build(config, random_weights(config, dtype=dtype))
+    model.pack()
+    assert native.packed(getattr(model.layers[0], "q", model.norm)[...]) == (
+        family == "packed"
+    )
     layout = CacheLayout(rows=ROWS, room=ROOM, pages=ROWS * ROOM // 16)
-    pages = empty_pages(layout, layers=2, key_heads=2, head_dim=32, dtype=dtype)
+    pages = layer_pages(layout, config.cache_heads, dtype)
 
     def fill(a):
         if a.dtype != dtype:
