@@ -74,7 +74,7 @@ def judge(read: dict[str, list[dict[str, float]]]) -> list[Claim]:
 
 
 def main(
-    passes: Annotated[int, typer.Option(help="Turns of all contestants.")] = 8,
+    passes: Annotated[int, typer.Option(help="Turns of all contestants.")] = 5,
     tokens: Annotated[int, typer.Option(help="Of each row.")] = 48,
     batches: Annotated[str, typer.Option(help="Rows.")] = "1,8",
 ) -> None:
@@ -82,7 +82,7 @@ def main(
     started = time.perf_counter()
     rows = [int(one) for one in batches.split(",")]
     short = [one.request for one in data.prompts("mt_bench", max(rows))]
-    long = [one.request for one in data.prompts("nq_rag", 5)]
+    long = [one.request for one in data.prompts("nq_rag", 3)]
     read: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
     with contextlib.ExitStack() as stack:
         servers = {}
@@ -108,6 +108,7 @@ def main(
                     reading[f"tokens_per_second_at_batch_{batch}"] = rate
                 if turn:
                     read[name].append(reading)
+            print(f"{time.perf_counter() - started:.0f} s: turn {turn} of {passes}")
     claims = judge(read)
     result = {
         **machine.commit(),

@@ -56,11 +56,11 @@ def changes(chosen):
     return sum(a != b for a, b in itertools.pairwise(chosen))
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("rate", [0.0, 0.6, 0.95])
 def test_it_settles_on_what_is_best_at_the_true_rates(batch, rate):
     costs = table()
-    chosen = play(Goodput(costs), [rate] * 4, batch=batch, rounds=800)[400:]
+    chosen = play(Goodput(costs), [rate] * 4, batch=batch, rounds=400)[200:]
     tokens = emitted([rate] * 4)
     worth = {k: tokens[k] / costs.round_ms(batch, k, 0) for k in PALETTE}
     got = sum(worth[k] for k in chosen) / len(chosen)
@@ -189,10 +189,11 @@ def test_no_k_within_the_limit_is_refused_and_larger_ones_are_left_out():
     "rates",
     [
         [[0.1] * 4],
-        pytest.param([[0.9] * 4], marks=pytest.mark.slow),
-        pytest.param([[0.9] * 4, [0.5] * 4, [0.1] * 4], marks=pytest.mark.slow),
+        [[0.9] * 4],
+        [[0.9] * 4, [0.5] * 4, [0.1] * 4],
     ],
 )
+@pytest.mark.slow
 def test_replayed_it_keeps_up_with_the_best_static_k(rates):
     costs = table(context_ms=0.0005)
     trace = generate(16, per_second=1, rates=rates, prompt=(32, 600), output=(32, 160))
