@@ -20,7 +20,7 @@ def keep_path(
     has no page at either end stays where it is.
 
     Args:
-      pages: keys or values of any number of layers, `[P, K, S, D]`, in pages of one size;
+      pages: keys or values of any number of layers, `[P, K, S, D]`, of one page size;
         layers may differ in key heads and width.
       table: pages of each row; an entry `P` is no page.
       length: committed tokens of each row.
