@@ -499,7 +499,8 @@ def serve(
       method: a name from `jspec.methods()`; "auto": the one that the drafter is made
         for, "ngram" if there is none; "none": plain decoding.
       drafter: the method's weights, named as `target` is; a drafter's checkpoint is
-        converted once as well. `None` for "mtp": they lie in the target's own files.
+        converted once as well. `None`: one that is shipped for a target of this
+        name (`jspec.zoo`); for "mtp", what lies in the target's own files.
       num_speculative_tokens: K, drafted tokens a round; `None`: the method's default.
       schedule: K of each round by batch and context: 3-tuples `(batch_low,
         batch_high, K)` and 5-tuples `(…, context_low, context_high, K)`, the path of a
