@@ -119,10 +119,14 @@ def train(
     learnt, fixed = parted(weights)
     learnt = jax.tree.map(jnp.array, learnt)
     moments = optimizer(task).init(learnt)
+    # Bound to the device as the target is, and as a step's results are: a step of
+    # arrays that are not would be another program, compiled for the first one alone.
+    home = jax.devices()[0]
+    learnt, fixed, moments = jax.device_put((learnt, fixed, moments), home)
     curve: list[Point] = []
     done, found = _restored(folder, learnt, moments)
     if found is not None:
-        learnt, moments = found
+        learnt, moments = jax.device_put(found, home)
         curve = _curve(folder / f"step-{done:07}")
 
     def held() -> Held:

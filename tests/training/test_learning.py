@@ -1,11 +1,12 @@
 """A drafter learns the text it is given, and a stopped run goes on as if it had not."""
 
+import jax
 import numpy as np
 import pytest
 
 from jspec import checkpoint
 from jspec.drafters import METHODS
-from jspec.testing import GREEDY, decode, tiny_target
+from jspec.testing import GREEDY, compilations, decode, tiny_target
 from jspec.training import RECIPES
 from jspec.training.run import Settings, run
 from jspec.training.texts import Texts
@@ -15,7 +16,7 @@ LENGTH = 32
 
 @pytest.fixture(scope="module")
 def target():
-    return tiny_target(seed=3)
+    return jax.device_put(tiny_target(seed=3), jax.devices()[0])
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +75,15 @@ def test_a_stopped_run_goes_on_bit_for_bit(target, texts, tmp_path):
 
     with pytest.raises(Stop):
         trained(settings, target, texts, tmp_path / "halves", tell=stop)
-    seen = []
-    halves = trained(
-        settings, target, texts, tmp_path / "halves", tell=lambda s, _: seen.append(s)
-    )
+    seen, compiled_after = [], {}
+
+    def note(step, loss):
+        seen.append(step)
+        compiled_after[step] = len(compiled)
+
+    with compilations() as compiled:
+        halves = trained(settings, target, texts, tmp_path / "halves", tell=note)
+    assert compiled_after[4] == compiled_after[6]
     assert (seen[0], seen[-1]) == (4, whole["updates"])
     for name in ("held_out_acceptance", "tokens", "updates"):
         assert halves[name] == whole[name]
