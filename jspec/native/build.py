@@ -39,7 +39,7 @@ def load() -> str | None:
 
     Returns:
       `None` if they are ready; else a sentence that says why not. It is logged as a
-      warning too: without them XLA's own products serve, at about half the speed.
+      warning too: without them XLA's own operations serve, several times slower.
     """
     try:
         _register()
