@@ -144,7 +144,7 @@ def test_the_file_is_a_schedule_and_serves_without_compiling(servers, measured, 
     assert compiled == []
     assert done.token_ids == servers.plain("a a a", greedy(60)).token_ids
     rounds = found["rounds_by_num_speculative_tokens"]
-    assert set(rounds) <= {0, 1, 4}
+    assert set(rounds) <= ({0, 1, 2, 3, 4} if kind == "adaptive:" else {0, 1, 4})
     switches = found["num_speculative_tokens_switches"]
     assert switches <= 1 + sum(rounds.values()) // 4
 
