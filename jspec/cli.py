@@ -1,4 +1,8 @@
-"""The command `jspec`: generate, serve, demo, methods, cost, calibrate, lab, bench."""
+"""The command `jspec`: generate, serve, demo, methods, cost, bench.
+
+`calibrate` and `lab` are in `server/control_commands.py`, `distill` and `train` in
+`cli_train.py`.
+"""
 
 import contextlib
 import json
