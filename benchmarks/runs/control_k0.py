@@ -6,7 +6,9 @@ Expected: a server with a drafter whose schedule says K = 0, ÷ a server without
 tokens/s ≥ 0.99 and time to the first token ≤ 1.02, both in one run, in turns. Prompt
 look-up, and the embedded model as its own draft model, the dearest draft model there
 could be: the drafter reads its prompts too, so its first token is late.
-Two cores of a server CPU.
+Two cores of a server CPU. Plain decoding is served twice, first and last of all: where
+weights happen to lie in memory changes tokens/s by more than the goal's percent, so the
+faster of the two is what counts, and their ratio is stated.
 """
 
 import contextlib
@@ -34,6 +36,7 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
         "drafter": TARGET,
         "num_speculative_tokens": 4,
     },
+    "none again": {"method": "none"},
 }
 
 
@@ -53,21 +56,27 @@ def first_token(server: jspec.Server, prompts: Sequence[Any]) -> float:
 def judge(read: dict[str, list[dict[str, float]]]) -> list[Claim]:
     """Medians of the ratios of each turn; goals are stated so that more is better."""
     claims = []
-    for name in list(read)[1:]:
-        for key in read[name][0]:
+    plain = [read[name] for name in read if name.startswith("none")]
+    for key in plain[0][0]:
+        late = key == "first_token"
+        best = min if late else max
+        for name in read:
+            if name == "none":
+                continue
+            rivals = plain[:1] if name == "none again" else plain
             ratios = [
-                own[key] / plain[key]
-                for own, plain in zip(read[name], read["none"], strict=True)
+                own[key] / best(rival[turn][key] for rival in rivals)
+                for turn, own in enumerate(read[name])
             ]
-            late = key == "first_token"
             middle = statistics.median(ratios)
+            goal = 1 / 1.02 if late else 0.99
             claims.append(
                 Claim(
                     what=f"{name} at K = 0, {'none ÷ own' if late else 'own ÷ none'}: "
                     f"{key.replace('_', ' ')}",
                     value=1 / middle if late else middle,
-                    goal=1 / 1.02 if late else 0.99,
-                    note=f"ratios {min(ratios):.3f} to {max(ratios):.3f}",
+                    goal=None if "none" in name else round(goal, 4),
+                    note=f"own ÷ none {min(ratios):.3f} to {max(ratios):.3f}",
                 )
             )
     return claims
@@ -99,7 +108,7 @@ def main(
             servers[name] = stack.enter_context(server), meter
         for turn in range(passes + 1):
             order = list(servers)
-            for name in order[turn % 3 :] + order[: turn % 3]:
+            for name in order[turn % len(order) :] + order[: turn % len(order)]:
                 server, meter = servers[name]
                 reading = {"first_token": first_token(server, long)}
                 for batch in rows:
