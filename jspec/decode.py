@@ -232,7 +232,12 @@ def _proposed(
     return jax.eval_shape(propose, target, weights, state)
 
 
-def admit(state: DecodeState, row: Int[Array, ""], entry: Rows) -> DecodeState:
+def admit(
+    state: DecodeState,
+    row: Int[Array, ""],
+    entry: Rows,
+    drafted: Int[Array, " 1"] | None = None,
+) -> DecodeState:
     """Gives a row to a request.
 
     Args:
@@ -240,6 +245,7 @@ def admit(state: DecodeState, row: Int[Array, ""], entry: Rows) -> DecodeState:
       row: which.
       entry: one row's values; `anchor` is the prompt's last token, and `length` what
         of the prompt the pages hold already.
+      drafted: how much of that the drafter has read; `None`: all.
     """
 
     def put(a: Array, new: Array) -> Array:
@@ -252,7 +258,9 @@ def admit(state: DecodeState, row: Int[Array, ""], entry: Rows) -> DecodeState:
         state,
         rows=jax.tree.map(put, state.rows, entry),
         rules=rules,
-        backlog=_seen(state.backlog, row[None], entry.length),
+        backlog=_seen(
+            state.backlog, row[None], entry.length if drafted is None else drafted
+        ),
     )
 
 
@@ -326,6 +334,7 @@ def prefill(
     following: Int[Array, " 1"],
     *,
     drafter: Drafter,
+    postponed: bool = False,
     kernels: str | None = None,
 ) -> DecodeState:
     """Reads a piece of a row's prompt: evidence like an accepted path.
@@ -339,6 +348,7 @@ def prefill(
       count: how many are real.
       following: the prompt's next token after them.
       drafter: static.
+      postponed: static; whether the drafter observes it later, in `catch_up`.
       kernels: static; see `decode_round`.
     """
     here = _take(state.rows, row)
@@ -353,6 +363,15 @@ def prefill(
     )
     start = cache.length
     cache = seen.cache.keep(nodes, tokens, count, branching=False)
+    state = dataclasses.replace(
+        state,
+        rows=_put(
+            state.rows, row, dataclasses.replace(here, length=here.length + count)
+        ),
+        pages=cache.pages,
+    )
+    if postponed:
+        return state
     evidence = Evidence(
         tokens=tokens,
         start=start,
@@ -369,10 +388,6 @@ def prefill(
     )
     return dataclasses.replace(
         state,
-        rows=_put(
-            state.rows, row, dataclasses.replace(here, length=here.length + count)
-        ),
-        pages=cache.pages,
         memory=dataclasses.replace(
             memory, rows=_put(state.memory.rows, row, memory.rows)
         ),

@@ -72,7 +72,8 @@ class Executables:
 
     Weights are flattened once: a module of some hundred arrays costs milliseconds to
     flatten at every call, a tuple of them a tenth of that. With `given`, rounds take
-    what the host drafted in the place of the drafter's weights.
+    what the host drafted in the place of the drafter's weights. With `postpones`, a
+    prompt can be read for the target alone.
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class Executables:
         verification: Verification = decode.STANDARD,
         kernels: str | None = None,
         given: bool = False,
+        postpones: bool = False,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.given = given
+        self.postpones = postpones
         self.buckets = buckets
         self.seconds: dict[str, float] = {}
         self._leaves, treedef = jax.tree.flatten((target, weights))
@@ -122,7 +125,7 @@ class Executables:
         self._shapes = jax.tree.map(_shape, state)
         self._pool = ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1))
         admit = self._compile(
-            "admit", decode.admit, shardings, np.int32(0), self._entry
+            "admit", decode.admit, shardings, np.int32(0), self._entry, one
         )
         bind = self._compile(
             "bind_rules",
@@ -134,21 +137,22 @@ class Executables:
             np.zeros(vocab, np.float32),
             np.zeros((WORDS, WORD_TOKENS), np.int32),
         )
-        prefill = {
-            size: self._compile(
-                f"prefill {size}",
-                with_weights(
-                    functools.partial(decode.prefill, drafter=drafter, kernels=kernels)
-                ),
-                shardings,
-                one,
-                np.zeros((1, size), np.int32),
-                one,
-                one,
-                weights=True,
+        prefill = {}
+        for postponed in (False, True) if postpones else (False,):
+            read = functools.partial(
+                decode.prefill, drafter=drafter, postponed=postponed, kernels=kernels
             )
-            for size in buckets.prompt
-        }
+            for size in buckets.prompt:
+                prefill[postponed, size] = self._compile(
+                    f"prefill {size}{' for the target alone' if postponed else ''}",
+                    with_weights(read),
+                    shardings,
+                    one,
+                    np.zeros((1, size), np.int32),
+                    one,
+                    one,
+                    weights=True,
+                )
         round = {}
         for gamma in buckets.gammas:
             drafting = dataclasses.replace(drafter, gamma=gamma)
@@ -183,7 +187,7 @@ class Executables:
         with self._pool:
             self._catch_up = {size: f.result() for size, f in catch_up.items()}
             self._admit, self._bind = admit.result(), bind.result()
-            self._prefill = {size: f.result() for size, f in prefill.items()}
+            self._prefill = {shape: f.result() for shape, f in prefill.items()}
             self._round = {shape: f.result() for shape, f in round.items()}
 
     def _compile(
@@ -207,6 +211,7 @@ class Executables:
             self.seconds[name] = traced + time.perf_counter() - started
             if self._progress is not None:
                 count = self.buckets.count + len(self.spans)
+                count += len(self.buckets.prompt) if self.postpones else 0
                 self._progress(name, len(self.seconds), count)
             return compiled
 
@@ -216,9 +221,23 @@ class Executables:
         """A `Rows` of one row for the host to fill in: of numpy arrays, all zero."""
         return jax.tree.map(np.copy, self._entry)
 
-    def admit(self, state: DecodeState, row: int, entry: decode.Rows) -> DecodeState:
-        """Gives a row to a request."""
-        return self._admit(state, np.int32(row), entry)
+    def admit(
+        self,
+        state: DecodeState,
+        row: int,
+        entry: decode.Rows,
+        drafted: int | None = None,
+    ) -> DecodeState:
+        """Gives a row to a request.
+
+        Args:
+          state: donated.
+          row: which.
+          entry: its values.
+          drafted: how many of the tokens it has the drafter has read; `None`: all.
+        """
+        read = entry.length if drafted is None else np.array([drafted], np.int32)
+        return self._admit(state, np.int32(row), entry, read)
 
     def bind_rules(
         self,
@@ -233,9 +252,15 @@ class Executables:
         return self._bind(state, np.int32(row), penalties, seen, bias, words)
 
     def prefill(
-        self, state: DecodeState, row: int, tokens: Sequence[int], following: int
+        self,
+        state: DecodeState,
+        row: int,
+        tokens: Sequence[int],
+        following: int,
+        *,
+        postponed: bool = False,
     ) -> DecodeState:
-        """Reads a piece of a prompt."""
+        """Reads a piece of a prompt; if `postponed`, the drafter does so later."""
         size = Buckets.fit(len(tokens), self.buckets.prompt, "a piece of a prompt of")
         padded = np.zeros((1, size), np.int32)
         padded[0, : len(tokens)] = tokens
@@ -243,7 +268,7 @@ class Executables:
         def one(value: int) -> np.ndarray:
             return np.array([value], np.int32)
 
-        return self._prefill[size](
+        return self._prefill[postponed, size](
             self._leaves, state, one(row), padded, one(len(tokens)), one(following)
         )
 

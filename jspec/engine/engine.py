@@ -29,7 +29,7 @@ from jspec.engine.buckets import Buckets, Executables
 from jspec.engine.host import HostSide
 from jspec.engine.pages import PagePool
 from jspec.engine.request import Emitted, Request
-from jspec.engine.scheduler import Admission, Plan, Scheduler
+from jspec.engine.scheduler import Admission, Plan, Prefill, Scheduler
 from jspec.models.base import Target
 from jspec.params import FinishReason, SamplingParams
 from jspec.rules import WORD_TOKENS, WORDS
@@ -158,6 +158,12 @@ class Engine:
         self._unseeded = 0
         self._vocab = target.config.vocab_size
         self._tokens = target.config.tokens
+        postpones = (
+            0 in self._controller.palette
+            and self.gamma > 0
+            and state.backlog is not None
+            and state.backlog.features is None
+        )
         self.executables = Executables(
             target,
             drafter,
@@ -167,6 +173,7 @@ class Engine:
             verification=verification,
             kernels=kernels,
             given=host is not None,
+            postpones=postpones,
             progress=progress,
         )
         self.host = None if host is None else HostSide(host)
@@ -180,13 +187,14 @@ class Engine:
             prefill_chunk=buckets.prompt[-1],
             max_model_len=max_model_len,
             remembers=bool(jax.tree.leaves(state.memory.pages)),
+            rereads=postpones,
             spare=spare,
         )
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
         self._arrived = threading.Event()
         self._stops: dict[int, tuple[int, ...]] = {}
         self._behind = [0] * layout.rows
-        """Rounds that each row's drafter has not observed."""
+        """Tokens that each row's drafter has not observed."""
         self._pending: tuple[Plan, int, bool, Emission | None] | None = None
 
     @property
@@ -337,16 +345,14 @@ class Engine:
         self._state = None
         for admission in plan.admit:
             state = self._admit(state, admission)
-        if plan.prefill is not None:
-            piece = plan.prefill
-            self.counters.prompt_tokens += len(piece.tokens)
-            state = self.executables.prefill(
-                state, piece.row, piece.tokens, piece.following
-            )
         k, observed, emission = 0, True, None
         if plan.rows:
-            k = gamma = self._round_gamma(plan)
-            drafts = None
+            k = self._round_gamma(plan)
+        if plan.prefill is not None:
+            pause = k == 0 if plan.rows else self._last_gamma == 0
+            state = self._prefill(state, plan.prefill, pause=pause)
+        if plan.rows:
+            gamma, drafts = k, None
             if self.host is not None:
                 drafts = self.host.draft(plan.requests, gamma)
                 gamma = Buckets.fit(drafts[0].shape[1], self.buckets.gammas, "a draft")
@@ -366,6 +372,22 @@ class Engine:
                     state = self._catch_up(state, plan.rows)
         self._state = state
         return k, observed, emission
+
+    def _prefill(
+        self, state: DecodeState, piece: Prefill, *, pause: bool
+    ) -> DecodeState:
+        """Reads a piece of a prompt; while nothing is drafted, for the target alone.
+
+        A drafter that is behind in a row stays so until it catches up.
+        """
+        self.counters.prompt_tokens += len(piece.tokens)
+        later = self.executables.postpones and (pause or self._behind[piece.row] > 0)
+        if later:
+            self._behind[piece.row] += len(piece.tokens)
+            self.scheduler.postpone(piece)
+        return self.executables.prefill(
+            state, piece.row, piece.tokens, piece.following, postponed=later
+        )
 
     def _catch_up(self, state: DecodeState, rows: Sequence[int]) -> DecodeState:
         """Lets the drafter observe what rounds without drafts have left of these."""
@@ -401,7 +423,8 @@ class Engine:
         params = request.params
         self.counters.cached_tokens += grant.cached_tokens
         stops = self._stops.pop(request.id)
-        self._behind[admission.row] = 0
+        known = grant.drafted * self.layout.page_size
+        self._behind[admission.row] = grant.cached_tokens - known
         drafted = params.num_speculative_tokens
         entry = self.executables.blank()
         entry.anchor[0] = request.prompt_ids[-1]
@@ -420,7 +443,7 @@ class Engine:
         entry.sampling.top_p[0] = params.top_p
         entry.sampling.min_p[0] = params.min_p
         entry.sampling.seed[0] = self._key(params)
-        state = self.executables.admit(state, admission.row, entry)
+        state = self.executables.admit(state, admission.row, entry, known)
         penalties = (
             params.repetition_penalty,
             params.presence_penalty,

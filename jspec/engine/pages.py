@@ -1,6 +1,7 @@
 """Who holds which page: all that a request can need at once, its prefix shared."""
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 
 __all__ = ["Grant", "PagePool", "Prefix"]
@@ -18,6 +19,7 @@ class Prefix:
       before: the page before it.
       after: the pages known to follow it.
       known: whether it can still be found.
+      drafted: whether the drafter's part of it is filled too.
     """
 
     page: int = -1
@@ -25,6 +27,7 @@ class Prefix:
     before: "Prefix | None" = None
     after: dict[tuple[int, ...], "Prefix"] = dataclasses.field(default_factory=dict)
     known: bool = True
+    drafted: bool = True
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -36,6 +39,7 @@ class Grant:
       cached_tokens: how many of the prompt they hold already, a multiple of the page.
       prefix: the last of them that was made known.
       published: how many of them were.
+      drafted: pages, from the first, whose part for the drafter is filled too.
       held: whether they have not been released.
     """
 
@@ -43,6 +47,7 @@ class Grant:
     cached_tokens: int
     prefix: Prefix
     published: int
+    drafted: int = 0
     held: bool = True
 
 
@@ -119,15 +124,21 @@ class PagePool:
             self._idle.pop(node.page, None)
             self._holders[node.page] += 1
         prefix = found[-1] if found else self._root(salt)
+        drafted = sum(1 for _ in itertools.takewhile(lambda n: n.drafted, found))
         return Grant(
             pages=[node.page for node in found] + [self._take() for _ in range(new)],
             cached_tokens=len(found) * self.page_size,
             prefix=prefix,
             published=len(found),
+            drafted=drafted,
         )
 
     def publish(
-        self, grant: Grant, token_ids: Sequence[int], written: int | None = None
+        self,
+        grant: Grant,
+        token_ids: Sequence[int],
+        written: int | None = None,
+        drafted: int | None = None,
     ) -> None:
         """Makes the full pages of a text known, so that others may begin with them.
 
@@ -136,12 +147,14 @@ class PagePool:
           token_ids: the text from its beginning.
           written: how many of its tokens have their keys and values in the pages, or
             will have before anything that is dispatched from now on; `None`: all.
+          drafted: how many of them the drafter has read; `None`: all those.
         """
         self._check(grant)
         if not self.prefix_cache:
             return
         size = self.page_size
         full = (len(token_ids) if written is None else written) // size
+        self._catch_up(grant, full if drafted is None else drafted // size)
         while grant.published < min(full, len(grant.pages)) and grant.prefix.known:
             at = grant.published * size
             tokens = tuple(token_ids[at : at + size])
@@ -149,9 +162,22 @@ class PagePool:
             if node is None:
                 page = grant.pages[grant.published]
                 node = Prefix(page=page, tokens=tokens, before=grant.prefix)
+                node.drafted = grant.published < grant.drafted
                 grant.prefix.after[tokens] = self._prefix[page] = node
             grant.prefix = node
             grant.published += 1
+
+    def _catch_up(self, grant: Grant, drafted: int) -> None:
+        """The drafter has read the first pages by now; those made known say so."""
+        behind = grant.drafted
+        if drafted <= behind:
+            return
+        grant.drafted, node = drafted, grant.prefix
+        for at in range(grant.published - 1, behind - 1, -1):
+            if at < grant.drafted and node.page == grant.pages[at]:
+                node.drafted = True
+            assert node.before is not None
+            node = node.before
 
     def release(self, grant: Grant) -> None:
         """Takes a grant back, once no round in flight can write to its pages."""

@@ -103,6 +103,7 @@ class _Seat:
       named: plans in flight that name it.
       rounds: those of them that decode it.
       unseen: delivered tokens that the drafter has not observed.
+      unread: the prompt's last tokens that it has not read, of those that were read.
     """
 
     request: Request
@@ -112,6 +113,7 @@ class _Seat:
     named: int = 0
     rounds: int = 0
     unseen: int = 0
+    unread: int = 0
 
 
 class Scheduler:
@@ -130,6 +132,7 @@ class Scheduler:
         prefill_chunk: int,
         max_model_len: int,
         remembers: bool = False,
+        rereads: bool = False,
         spare: int = 0,
     ) -> None:
         """Starts with nobody.
@@ -142,6 +145,7 @@ class Scheduler:
           remembers: whether the drafter keeps something of its own in the pages. It
             is one token behind: it has not read the last draft of a round that was
             accepted as a whole, nor anything emitted without drafting.
+          rereads: whether it may read later, from the tokens alone, what it has not.
           spare: slots that a row needs behind its longest text, for drafted trees.
         """
         for name, value, least in (
@@ -156,6 +160,7 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_model_len = max_model_len
         self.remembers = remembers
+        self.rereads = rereads
         self.spare = spare
         self._waiting: dict[int, Request] = {}
         self._seats: dict[int, _Seat] = {}
@@ -308,8 +313,8 @@ class Scheduler:
             seat.rounds -= 1
             delivered = request.take(emitted)
             seat.unseen = 0 if observed else seat.unseen + delivered
-            written = self._written(request, seat.unseen)
-            self.pool.publish(seat.grant, request.text, written)
+            seat.unread = 0 if observed else seat.unread
+            self._publish(seat)
             if request.finished:
                 if emitted.finish_reason is None:
                     self._drop.append(seat.row)
@@ -348,8 +353,9 @@ class Scheduler:
         request.stage = Stage.PREFILL
         request.cached_tokens = grant.cached_tokens
         row = heapq.heappop(self._rows)
+        cached, drafted = grant.cached_tokens, grant.drafted * self.pool.page_size
         self._seats[request.id] = _Seat(
-            request=request, row=row, grant=grant, read=grant.cached_tokens
+            request=request, row=row, grant=grant, read=cached, unread=cached - drafted
         )
         return Admission(request=request, row=row, grant=grant)
 
@@ -374,13 +380,27 @@ class Scheduler:
             last=seat.read == len(prompt) - 1,
         )
 
-    def _written(self, request: Request, unseen: int) -> int:
-        """Tokens of whom target and drafter have all in the pages."""
+    def postpone(self, prefill: Prefill) -> None:
+        """The drafter has not read this piece; what it may share waits until it has."""
+        self._seats[prefill.request.id].unread += len(prefill.tokens)
+
+    def _publish(self, seat: _Seat) -> None:
+        """Makes known what the pages of a text hold: for the target, for the drafter.
+
+        A drafter that reads tokens alone may read them later, whoever's they are;
+        another's part has to be there already.
+        """
+        request = seat.request
+        written, prompt = request.written, len(request.prompt_ids) - 1
         if not self.remembers:
-            return request.written
-        if request.params.num_speculative_tokens == 0:
-            return len(request.prompt_ids) - 1
-        return max(len(request.prompt_ids) - 1, request.written - 1 - unseen)
+            self.pool.publish(seat.grant, request.text, written)
+            return
+        drafted = prompt - seat.unread
+        if not seat.unread and request.params.num_speculative_tokens != 0:
+            drafted = max(prompt, written - 1 - seat.unseen)
+        if not self.rereads:
+            written = drafted
+        self.pool.publish(seat.grant, request.text, written, drafted)
 
     def _publish_read_prompt(self) -> None:
         """Makes known what the plan before reads of a prompt.
@@ -389,7 +409,8 @@ class Scheduler:
         """
         seat, self._unpublished = self._unpublished, None
         if seat is not None and seat.grant.held:
-            self.pool.publish(seat.grant, seat.request.prompt_ids, seat.read)
+            drafted = seat.read - seat.unread
+            self.pool.publish(seat.grant, seat.request.prompt_ids, seat.read, drafted)
 
     def _decodes(self, seat: _Seat) -> bool:
         """Whether a row has its prompt read and may have something left to emit.

@@ -94,6 +94,52 @@ class Pausing:
         pass
 
 
+class Starting(Pausing):
+    """K = 0 for some rounds, then K = 4 for good."""
+
+    def k(self, batch, context=0):
+        self.asked += 1
+        return 0 if self.asked <= self.pause else 4
+
+
+def test_a_prompt_read_while_nothing_is_drafted_is_read_by_the_target_alone(servers):
+    story = PROMPTS[0] * 3
+    with servers.new("self", schedule=Starting(6), max_batch=2) as server:
+        with compilations() as compiled:
+            first = server.generate([story, PROMPTS[1]], greedy(3))
+            quiet = settled(server)
+            done = server.generate([story + "x", story, PROMPTS[1]], greedy(20))
+            found = settled(server)
+        assert compiled == []
+    assert quiet["drafted_tokens"] == quiet["drafter_catch_ups"] == 0
+    assert done[0].usage.cached_tokens >= SPAN
+    assert found["drafter_catch_ups"] >= done[0].usage.cached_tokens // SPAN
+    assert found["accepted_tokens"] == found["drafted_tokens"] > 0
+    prompts = (story, PROMPTS[1], story + "x", story, PROMPTS[1])
+    wishes = [greedy(3)] * 2 + [greedy(20)] * 3
+    for prompt, one, wish in zip(prompts, first + done, wishes, strict=True):
+        assert one.token_ids == servers.plain(prompt, wish).token_ids
+
+
+def test_a_postponed_prompt_costs_what_it_costs_without_a_drafter():
+    target = tiny_target(num_layers=2)
+    counts = []
+    for drafter, weights, postponed in (
+        (Plain(), None, False),
+        (self_draft(gamma=4), target, True),
+        (self_draft(gamma=4), target, False),
+    ):
+        layout = Loop(target, drafter, weights, rows=2).layout
+        state = steps.init_state(
+            target, drafter, weights, layout, target.dtype, lazy=True
+        )
+        one, piece = np.zeros(1, np.int32), np.zeros((1, 8), np.int32)
+        step = functools.partial(steps.prefill, drafter=drafter, postponed=postponed)
+        lowered = jax.jit(step).lower(target, weights, state, one, piece, one, one)
+        counts.append(lowered.as_text().count("dot_general"))
+    assert counts[0] == counts[1] < counts[2]
+
+
 @pytest.mark.parametrize("pause", [3, SPAN + 5])
 def test_a_model_that_paused_drafts_as_well_as_one_that_never_did(servers, pause):
     with servers.new("self", schedule=Pausing(pause), max_batch=2) as server:

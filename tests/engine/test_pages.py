@@ -55,6 +55,16 @@ def test_only_written_pages_are_known(written, cached):
     assert held(pool, TEXT[:9]).cached_tokens == cached
 
 
+def test_a_page_that_the_drafter_has_not_read_is_shared_and_says_so():
+    pool = PagePool(pages=16, page_size=4)
+    first = held(pool, TEXT[:13], 16)
+    pool.publish(first, TEXT[:13], 12, 6)
+    second = held(pool, TEXT[:13], 16)
+    assert (second.cached_tokens, second.drafted) == (12, 1)
+    pool.publish(second, TEXT[:13], 12, 12)
+    assert held(pool, TEXT[:13], 16).drafted == 3
+
+
 def test_a_text_is_published_as_it_grows():
     pool = PagePool(pages=16, page_size=4)
     grant = held(pool, TEXT[:5], 20)
@@ -214,9 +224,9 @@ def test_a_pool_of_nothing_is_refused(pages, size):
 def test_after_any_history_contents_are_right_and_counts_return(seed):
     rng = random.Random(seed)
     pool = PagePool(pages=rng.randint(4, 24), page_size=rng.choice([1, 2, 3, 4]))
-    size, memory, live = pool.page_size, {}, []
+    size, memory, drafters, live = pool.page_size, {}, {}, []
 
-    def write(grant, text, start, stop):
+    def write(grant, text, start, stop, memory=memory):
         for i in range(start, stop):
             memory[grant.pages[i // size], i % size] = (grant.salt_of, tuple(text[:i]))
 
@@ -225,6 +235,7 @@ def test_after_any_history_contents_are_right_and_counts_return(seed):
             self.grant, self.salt_of, self.text = grant, salt, text
             self.pages, self.capacity = grant.pages, capacity
             self.written = grant.cached_tokens
+            self.drafted = grant.drafted * size
 
     for _ in range(400):
         move = rng.random()
@@ -243,6 +254,9 @@ def test_after_any_history_contents_are_right_and_counts_return(seed):
             for i in range(grant.cached_tokens):
                 expected = (salt, tuple(text[:i]))
                 assert memory[grant.pages[i // size], i % size] == expected
+            for i in range(grant.drafted * size):
+                expected = (salt, tuple(text[:i]))
+                assert drafters[grant.pages[i // size], i % size] == expected
             shared = grant.cached_tokens // size
             owned = set(grant.pages[shared:])
             assert not any(owned & set(other.pages) for other in live)
@@ -254,7 +268,10 @@ def test_after_any_history_contents_are_right_and_counts_return(seed):
             end = min(one.written + more, len(one.text))
             write(one, one.text, one.written, end)
             one.written = end
-            pool.publish(one.grant, one.text, one.written)
+            end = rng.choice([one.drafted, rng.randint(one.drafted, end), end])
+            write(one, one.text, one.drafted, end, drafters)
+            one.drafted = end
+            pool.publish(one.grant, one.text, one.written, one.drafted)
         elif live:
             pool.release(live.pop(rng.randrange(len(live))).grant)
         assert pool.used == len({page for one in live for page in one.pages})
