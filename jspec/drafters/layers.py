@@ -224,9 +224,10 @@ def draft_layer(
 def borrowed_embedding(
     weights: Mapping[str, Array], target: Any, tokens: Int[Array, "B N"]
 ) -> Float[Array, "B N E"]:
-    """Rows of the drafter's own embedding, if it has one, or of the target's."""
-    table = weights["embed"] if "embed" in weights else target.embed[...]
-    return embed(table, tokens)
+    """Rows of the drafter's own embedding, if it has one, or what the target reads."""
+    if "embed" in weights:
+        return embed(weights["embed"], tokens)
+    return target.embed_tokens(tokens)
 
 
 def borrowed_head(
