@@ -104,6 +104,7 @@ def test_qwen2_slides_exactly_where_transformers_does():
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'"),
         ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "type 'linear' lacks factor"),
+        ("llama", {"rope_scaling": {"mrope_section": [2, 1, 1]}}, "mrope_section"),
         (
             "llama",
             {"rope_scaling": {"type": "linear", "factor": 2, "twist": 1}},
