@@ -100,6 +100,7 @@ def load_weights(
     like: Any,
     mesh: Mesh | None,
     shared: int | None = None,
+    serving: bool = True,
 ) -> Any:
     """What a method drafts with: a language model, or a drafter's arrays by name.
 
@@ -113,6 +114,7 @@ def load_weights(
       mesh: the target's devices.
       shared: draft with a language model's tokens that are among the target's first
         so many, and no others. `None`: it must have the same tokens.
+      serving: as in `load_model`.
 
     Raises:
       ValueError: the checkpoint is not whole, or has other tokens.
@@ -130,7 +132,7 @@ def load_weights(
             f"{SHARED} drafts with the tokens that both have"
         )
     undivided = ShardingRules(vocab=None, heads=None, key_heads=None, mlp=None)
-    model = load_model(path, dtype=dtype, mesh=mesh, rules=undivided, serving=True)
+    model = load_model(path, dtype=dtype, mesh=mesh, rules=undivided, serving=serving)
     if difference is None or shared is None:
         return model
     both = shared_tokens(tokenizer, theirs, shared)

@@ -586,6 +586,7 @@ def serve(
             like=model.dtype,
             mesh=mesh,
             shared=model.config.tokens if _translates(drafting) else None,
+            serving=kernels is None,
         )
     drafting = fitted(drafting, model)
     drafting.check(weights, model)
