@@ -211,7 +211,6 @@ def test_a_torch_file_that_holds_code_is_refused(tiny, tmp_path):
     ("changes", "what"),
     [
         ({"speculators_model_type": "dflash2"}, "speculators family 'dflash2'"),
-        ({"model_type": "gemma4_assistant"}, "a Gemma 4 assistant"),
         ({"architectures": ["DFlash2DraftModel"]}, "a DFlash2 drafter"),
     ],
 )

@@ -691,7 +691,7 @@ def test_the_command_passes_on_what_it_was_told_and_says_where_it_is(command):
     words = (
         "--target a/b --port 0 --model-name own --method ngram -k 3 --max-batch 2 "
         "--max-model-len 64 --kv-pages 9 --no-prefix-cache --dtype float32 --seed 4 "
-        "--grace 1.5"
+        "--grace 1.5 --kernels reference"
     )
     done, given = command(*words.split())
     assert done.exit_code == 0, done.output
@@ -714,6 +714,7 @@ def test_the_command_passes_on_what_it_was_told_and_says_where_it_is(command):
         "method_options": None,
         "schedule": None,
         "verification": "standard",
+        "kernels": "reference",
     }
 
 
