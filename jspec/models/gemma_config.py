@@ -70,7 +70,7 @@ class GemmaConfig:
     hidden_size: int
     intermediate_size: int
     num_heads: int
-    kinds: tuple[Kind, ...]
+    kinds: tuple[str, ...]
     full: LayerType
     sliding: LayerType
     sliding_window: int
@@ -160,13 +160,13 @@ class GemmaConfig:
         """How many ids may be emitted."""
         return self.vocab_size if self.token_count is None else self.token_count
 
-    def keys(self, kind: Kind) -> LayerType:
+    def keys(self, kind: str) -> LayerType:
         """Keys of the layers of one kind."""
         return self.full if kind == "full" else self.sliding
 
     def layer_kind(self, layer: int) -> Kind:
         """How far the layer's attention reaches."""
-        return self.kinds[layer]
+        return "full" if self.kinds[layer] == "full" else "sliding"
 
     def window(self, layer: int) -> int | None:
         """How many tokens back layer `layer` reaches, itself included."""
@@ -178,9 +178,9 @@ class GemmaConfig:
 
     def cache_layer(self, layer: int) -> int:
         """The stored layer whose keys and values the layer reads."""
-        return layer if self.stores(layer) else self.last_stored(self.kinds[layer])
+        return layer if self.stores(layer) else self.last_stored(self.layer_kind(layer))
 
-    def last_stored(self, kind: Kind) -> int:
+    def last_stored(self, kind: str) -> int:
         """The last layer of a kind that has keys and values of its own.
 
         Raises:
@@ -226,7 +226,7 @@ class GemmaConfig:
         return shapes
 
     def _attention_shapes(self, l: int) -> dict[str, tuple[int, ...]]:
-        e, of = self.hidden_size, self.keys(self.kinds[l])
+        e, of = self.hidden_size, self.keys(self.layer_kind(l))
         queries, keys = self.num_heads * of.head_dim, of.key_heads * of.head_dim
         layer: dict[str, tuple[int, ...]] = {
             "attention_norm": (e,),

@@ -129,9 +129,8 @@ def test_the_schedule_is_written_in_every_form(measured, tmp_path):
 @pytest.mark.parametrize(
     "kind",
     [
-        "goodput:",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("", "adaptive:")),
-        pytest.param("table:", marks=pytest.mark.slow),
+        pytest.param(kind, marks=pytest.mark.slow)
+        for kind in ("goodput:", "", "adaptive:", "table:")
     ],
 )
 def test_the_file_is_a_schedule_and_serves_without_compiling(servers, measured, kind):
@@ -194,6 +193,7 @@ def test_a_budget_needs_a_table_and_a_drafter_that_says_something(servers, measu
         servers.new("ngram", schedule=f"budget:{measured[1]}", max_batch=2)
 
 
+@pytest.mark.slow
 def test_a_budget_follows_what_a_draft_model_says_of_its_drafts(servers, tmp_path):
     costs = CostTable(
         verify=[

@@ -47,7 +47,7 @@ def trained(settings, target, texts, folder, **told):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(m, marks=() if m in ("eagle3", "dflash") else pytest.mark.slow)
+        pytest.param(m, marks=() if m == "eagle3" else pytest.mark.slow)
         for m in RECIPES
     ],
 )
@@ -65,6 +65,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(target, texts, tmp_path):
     settings = asked("eagle", tokens=400, save_every=3)
     whole = trained(settings, target, texts, tmp_path / "whole")
@@ -95,6 +96,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(target, texts, tmp_path):
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_kept_states_are_read_again_by_the_next_run(target, texts, tmp_path):
     settings = asked("eagle3", tokens=200, save_every=3)
     rounded = [

@@ -21,7 +21,16 @@ from tests.training.kit import (
 )
 
 
-@pytest.mark.parametrize("method", RECIPES)
+QUICK = ("eagle3", "medusa", "draft_model", "dflash")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=() if method in QUICK else pytest.mark.slow)
+        for method in RECIPES
+    ],
+)
 def test_training_guesses_what_the_engine_drafts_at_the_same_places(method):
     made = task(method)
     if method == "dspark":
