@@ -46,10 +46,7 @@ def trained(settings, target, texts, folder, **told):
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param(m, marks=() if m == "eagle3" else pytest.mark.slow)
-        for m in RECIPES
-    ],
+    [pytest.param(m, marks=() if m == "eagle3" else pytest.mark.slow) for m in RECIPES],
 )
 def test_a_drafter_trained_on_one_text_drafts_it(method, target, texts, tmp_path):
     card = trained(asked(method), target, texts, tmp_path)

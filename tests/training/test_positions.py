@@ -20,7 +20,6 @@ from tests.training.kit import (
     words,
 )
 
-
 QUICK = ("eagle3", "medusa", "draft_model", "dflash")
 
 
