@@ -101,16 +101,15 @@ def attention(case: Case, key: Array) -> Inputs:
     (k, v), table = paged(case, key, 2)
     shape = (case.rows, case.nodes, case.heads, case.width)
     q = jax.random.normal(asked, shape, jnp.bfloat16)
-    static = (
+    static: tuple[tuple[str, Any], ...] = (
         ("window", None),
         ("scale", case.width**-0.5),
         ("block_pages", BLOCK // PAGE),
     )
-    return Inputs(
-        arrays=(q, k, v, table, lengths(case)),
-        given={"ancestors": ancestors(case)},
-        static=static,
-    )
+    given = {"ancestors": ancestors(case)} if case.tree else {}
+    if not case.tree:
+        static += (("ancestors", None),)
+    return Inputs(arrays=(q, k, v, table, lengths(case)), given=given, static=static)
 
 
 def scored(case: Case, key: Array) -> tuple[Float[Array, "B N V"], Int[Array, "B N"]]:
