@@ -173,9 +173,9 @@ class Crew {
   }
 
   void Wait(int64_t hand) {
-    int32_t seen = 0;
+    uint32_t seen = 0;
     while (true) {
-      int32_t job = job_.load();
+      uint32_t job = job_.load();
       for (int look = 0; look < kLooks && (job == seen || job % 2 == 0); ++look) {
         Pause();
         job = job_.load();
@@ -195,7 +195,8 @@ class Crew {
 
   std::vector<Range> ranges_;
   std::mutex one_;
-  std::atomic<int32_t> job_{0}, inside_{0}, asleep_{0};
+  std::atomic<uint32_t> job_{0};  // counts for ever, so it wraps
+  std::atomic<int32_t> inside_{0}, asleep_{0};
   const void* what_ = nullptr;
   void (*call_)(const void*, int64_t) = nullptr;
 };
