@@ -4,11 +4,9 @@
 `cli_train.py`.
 """
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +14,7 @@ import typer
 
 from jspec import cli_train
 from jspec.server import control_commands
+from jspec.server.console import TARGET, errors
 from jspec.server.control_commands import parse_options
 
 __all__ = ["app", "main"]
@@ -28,8 +27,6 @@ app = typer.Typer(
 )
 cli_train.add(app)
 
-TARGET = "smollm2-135m"
-
 DEMO = (
     "Explain in three sentences why the sky is blue.",
     "Write a Python function that returns the n-th Fibonacci number, then explain it "
@@ -39,16 +36,6 @@ DEMO = (
     "List the planets of the solar system with one fact each, then list them again in "
     "reverse order with the same facts.",
 )
-
-
-@contextlib.contextmanager
-def _errors() -> Generator[None]:
-    """Wrong input: one line on stderr, exit status 2."""
-    try:
-        yield
-    except ValueError as error:
-        typer.echo(f"jspec: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 @app.command()
@@ -90,7 +77,7 @@ def generate(
     ] = False,
 ) -> None:
     """Streams the model's answer to each prompt."""
-    with _errors():
+    with errors():
         import jspec
 
         params = jspec.SamplingParams(
@@ -221,7 +208,7 @@ def serve(
     ] = 10.0,
 ) -> None:
     """Serves OpenAI's HTTP interface until SIGTERM or SIGINT."""
-    with _errors():
+    with errors():
         try:
             from jspec.server import http, http_run
         except ModuleNotFoundError as error:
@@ -278,7 +265,7 @@ def demo(
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.")] = None,
 ) -> None:
     """Answers a few prompts with the embedded model, plain and speculatively."""
-    with _errors():
+    with errors():
         from rich.console import Console
         from rich.table import Table
 
@@ -401,7 +388,7 @@ def cost(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Says when speculation pays: speed-up, break-even acceptance and batch."""
-    with _errors():
+    with errors():
         import dataclasses
 
         from jspec.control import economics

@@ -1,28 +1,17 @@
 """The commands `jspec distill` and `jspec train`: texts of a target's, and drafters."""
 
-import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from jspec.server.console import TARGET, errors
+
 __all__ = ["add"]
-
-TARGET = "smollm2-135m"
-
-
-@contextlib.contextmanager
-def _errors() -> Generator[None]:
-    """Wrong input: one line on stderr, exit status 2."""
-    try:
-        yield
-    except ValueError as error:
-        typer.echo(f"jspec: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 def distill(
@@ -44,7 +33,7 @@ def distill(
     ] = None,
 ) -> None:
     """Has the target answer training prompts; goes on where it was stopped."""
-    with _errors():
+    with errors():
         import jspec
         from benchmarks import training_prompts as sets
         from jspec.training.texts import write_texts
@@ -139,7 +128,7 @@ def train(
     ] = 200,
 ) -> None:
     """Trains a drafter on a target's answers; goes on where it was stopped."""
-    with _errors():
+    with errors():
         from jspec.server.load import load_model
         from jspec.targets import resolve
         from jspec.training.figure import draw

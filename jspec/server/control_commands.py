@@ -1,18 +1,16 @@
 """`jspec calibrate` and `jspec lab`: what rounds cost here, and which K follows."""
 
-import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-__all__ = ["calibrate", "lab"]
+from jspec.server.console import TARGET, bar, errors
 
-TARGET = "smollm2-135m"
+__all__ = ["calibrate", "lab"]
 
 type Target = Annotated[str, typer.Option(help="Model directory, file or name.")]
 type Drafter = Annotated[str | None, typer.Option(help="The drafter's weights.")]
@@ -63,7 +61,7 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Measures rounds by batch, context and K; writes costs, schedule and maps."""
-    with _errors():
+    with errors():
         from jspec.control.figure import draw_best
         from jspec.server import calibrate as measuring
 
@@ -76,7 +74,7 @@ def calibrate(
             repeats=repeats,
             kv_pages=kv_pages,
         )
-        with _bar("measuring", show=sys.stderr.isatty()) as progress:
+        with bar("measuring", show=sys.stderr.isatty(), left=True) as progress:
             found = measuring.calibrate(
                 output,
                 target,
@@ -124,10 +122,10 @@ def lab(
     ] = 24,
 ) -> None:
     """Sweeps concurrency: the K each controller settles on, and whether it was best."""
-    with _errors():
+    with errors():
         from jspec.server import lab as laboratory
 
-        with _bar("measuring", show=sys.stderr.isatty()) as progress:
+        with bar("measuring", show=sys.stderr.isatty(), left=True) as progress:
             result = laboratory.sweep(
                 target,
                 method=method,
@@ -188,37 +186,3 @@ def _print_best(found: Any) -> None:
     Console().print(table)
     for batch, context in found.left_out:
         typer.echo(f"left out, for want of pages: batch {batch} at context {context}")
-
-
-@contextlib.contextmanager
-def _errors() -> Generator[None]:
-    """Wrong input: one line on stderr, exit status 2."""
-    try:
-        yield
-    except ValueError as error:
-        typer.echo(f"jspec: {error}", err=True)
-        raise typer.Exit(2) from error
-
-
-@contextlib.contextmanager
-def _bar(what: str, *, show: bool) -> Generator[Any]:
-    if not show:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    with Progress(
-        TextColumn(what),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} {task.fields[name]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("", total=None, name="")
-
-        def progress(name: str, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, name=name)
-
-        yield progress

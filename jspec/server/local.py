@@ -40,6 +40,7 @@ from jspec.params import (
     SamplingParams,
     refuse_unsupported,
 )
+from jspec.server.console import bar
 from jspec.server.corpora import CorpusState, Documents, Shelf
 from jspec.server.load import (
     load_model,
@@ -656,7 +657,7 @@ def serve(
         prompt=(*(size for size in PROMPT_CHUNKS if size < largest), largest),
         gammas=tuple(sorted({0, *palette, *steps})),
     )
-    with _compiling(show) as progress:
+    with bar("compiling", show=show) as progress:
         engine = Engine(
             model,
             drafting,
@@ -759,27 +760,3 @@ def _layout(
         kv_pages = min(max_batch * one_text, CACHE_BYTES // per_page)
         kv_pages = max(kv_pages, one_text)
     return CacheLayout(rows=max_batch, room=room, pages=kv_pages, page_size=page_size)
-
-
-@contextlib.contextmanager
-def _compiling(show: bool) -> Generator[Any]:
-    if not show:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    with Progress(
-        TextColumn("compiling"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total} {task.fields[name]}"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("", total=None, name="")
-
-        def progress(name: str, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, name=name)
-
-        yield progress
