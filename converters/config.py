@@ -14,6 +14,7 @@ from jspec.models.base import ModelConfig, Rope
 __all__ = [
     "IDLE",
     "boundary_ids",
+    "check_said",
     "from_hugging_face",
     "known_count",
     "read_rope",
@@ -418,15 +419,25 @@ def to_hugging_face(config: Any, dtype: str) -> dict[str, Any]:
         ]
         if family == "qwen3":
             written["attention_bias"] = config.attention_bias
-    again = from_hugging_face(written, family)
-    for field in dataclasses.fields(ModelConfig):
+    check_said(config, from_hugging_face(written, family), family)
+    return written
+
+
+def check_said(config: Any, again: Any, family: str) -> None:
+    """Refuses what a config.json that was written does not give back.
+
+    Args:
+      config: what was to be said, a dataclass.
+      again: what the file says.
+      family: of the file.
+    """
+    for field in dataclasses.fields(config):
         ours, theirs = getattr(config, field.name), getattr(again, field.name)
         if ours != theirs and field.name != "token_count":
             raise ValueError(
                 f"{field.name} = {ours} of this model cannot be said in a "
                 f"config.json of the family {family}"
             )
-    return written
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Hugging Face's config.json to `GemmaConfig`, in every spelling, and back."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from converters.config import (
     IDLE,
     boundary_ids,
+    check_said,
     known_count,
     read_rope,
     short,
@@ -352,14 +352,7 @@ def to_hugging_face(config: GemmaConfig, dtype: str) -> dict[str, Any]:
             "full_attention": write_rope(config.full.rope),
             "sliding_attention": write_rope(config.sliding.rope),
         }
-    again = from_hugging_face(written, family)
-    for field in dataclasses.fields(GemmaConfig):
-        ours, theirs = getattr(config, field.name), getattr(again, field.name)
-        if ours != theirs and field.name != "token_count":
-            raise ValueError(
-                f"{field.name} = {ours} of this model cannot be said in a "
-                f"config.json of the family {family}"
-            )
+    check_said(config, from_hugging_face(written, family), family)
     return written
 
 
