@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Int
 
 from jspec.drafters.eagle import Eagle
 from jspec.drafters.eagle_head import EagleConfig
-from jspec.drafters.layers import LayerSizes
 from jspec.training.lessons import Lesson, Truth, Words, head_of
 from jspec.training.pairs import roll_out
 from jspec.training.recipe import Frame, Recipe, Step, likelihood
@@ -24,20 +23,8 @@ OF_TOKENS = 0.1
 
 def plan(frame: Frame) -> dict[str, Any]:
     """One layer as wide as the target's, its embedding and head."""
-    heads, keys, width = frame.heads
-    sizes = LayerSizes(
-        hidden_size=frame.target.hidden_size,
-        intermediate_size=frame.share(8 / 3),
-        num_layers=1,
-        num_heads=heads,
-        num_key_heads=keys,
-        head_dim=width,
-        norm_eps=frame.target.norm_eps,
-        rope=frame.rope,
-        max_position=frame.length,
-    )
     return EagleConfig(
-        sizes=sizes,
+        sizes=frame.layer(8 / 3),
         vocab_size=frame.target.vocab_size,
         target_layers=frame.target.num_layers,
     ).to_json()

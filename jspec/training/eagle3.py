@@ -11,7 +11,6 @@ from jaxtyping import Array, Int
 
 from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.eagle3_config import Eagle3Config
-from jspec.drafters.layers import LayerSizes
 from jspec.training.lessons import Lesson, Words, head_of
 from jspec.training.pairs import roll_out
 from jspec.training.recipe import Frame, Recipe, Step, likelihood
@@ -21,20 +20,8 @@ __all__ = ["RECIPE"]
 
 def plan(frame: Frame) -> dict[str, Any]:
     """One layer of the target's width with a narrower MLP; 5,120 tokens."""
-    heads, keys, width = frame.heads
-    sizes = LayerSizes(
-        hidden_size=frame.target.hidden_size,
-        intermediate_size=frame.share(16 / 9),
-        num_layers=1,
-        num_heads=heads,
-        num_key_heads=keys,
-        head_dim=width,
-        norm_eps=frame.target.norm_eps,
-        rope=frame.rope,
-        max_position=frame.length,
-    )
     return Eagle3Config(
-        sizes=sizes,
+        sizes=frame.layer(16 / 9),
         vocab_size=frame.target.vocab_size,
         target_hidden_size=frame.target.hidden_size,
         draft_vocab_size=frame.words(5120),

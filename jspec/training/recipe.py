@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jspec.drafters.layers import LayerSizes
 from jspec.models.base import Rope
 from jspec.training.lessons import Truth
 from jspec.tree import pytree
@@ -72,6 +73,21 @@ class Frame:
         """A low, a middle and a high state, as EAGLE-3 taps them."""
         layers = self.target.num_layers
         return (2, layers // 2, layers - 3) if layers > 7 else (0, layers // 2, layers)
+
+    def layer(self, part: float) -> LayerSizes:
+        """One layer of the target's shape, its MLP a part of the width."""
+        heads, keys, width = self.heads
+        return LayerSizes(
+            hidden_size=self.target.hidden_size,
+            intermediate_size=self.share(part),
+            num_layers=1,
+            num_heads=heads,
+            num_key_heads=keys,
+            head_dim=width,
+            norm_eps=self.target.norm_eps,
+            rope=self.rope,
+            max_position=self.length,
+        )
 
     def share(self, part: float, multiple: int = 8) -> int:
         """A part of the target's width, in whole multiples."""
