@@ -12,9 +12,12 @@ from jspec.drafters.layers import (
     LayerSizes,
     borrowed_embedding,
     borrowed_head,
+    check_last_layer,
     check_sizes,
     draft_layer,
+    fitted_to,
     known_fields,
+    last_layer,
     layer_shapes,
     target_feature,
 )
@@ -59,15 +62,12 @@ class EagleConfig:
 
     def fitted(self, target: Target) -> Self:
         """Reads the last layer of this target, if it does not say how many it has."""
-        layers = self.target_layers or target.config.num_layers
-        return dataclasses.replace(self, target_layers=layers)
+        return fitted_to(self, target)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The target's last layer."""
-        if self.target_layers is None:
-            raise ValueError("an EAGLE head must be fitted to its target first")
-        return (self.target_layers,)
+        return last_layer(self, "an EAGLE head must be fitted to its target first")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every weight by dotted name; matrices are `[in, out]`."""
@@ -91,11 +91,7 @@ class EagleConfig:
             hidden_size=self.sizes.hidden_size,
             vocab_size=self.vocab_size,
         )
-        if self.feature_layers != (target.config.num_layers,):
-            raise ValueError(
-                f"the drafter of method 'eagle' reads layer {self.target_layers}, "
-                f"the last of its target; this one has {target.config.num_layers}"
-            )
+        check_last_layer("eagle", self, target)
 
 
 def eagle_model(

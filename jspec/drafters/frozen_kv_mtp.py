@@ -25,7 +25,13 @@ from jaxtyping import Array, Float, Int, Key
 from jspec.cache import CacheLayout, Pages
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.frozen_layers import FrozenKVConfig, layers, logits_of
-from jspec.drafters.layers import check_draft_sampling, check_sizes, check_weights
+from jspec.drafters.layers import (
+    check_draft_sampling,
+    check_sizes,
+    check_weights,
+    fitted_to,
+    last_layer,
+)
 from jspec.drafters.ragged import check_threshold, cut_unlikely, likeliest
 from jspec.drafters.tail import newest_feature, remember_newest
 from jspec.models.base import Target
@@ -87,15 +93,13 @@ class FrozenKVMTP:
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The target's last layer."""
-        if self.config.target_layers is None:
-            raise ValueError("an assistant must be fitted to its target first")
-        return (self.config.target_layers,)
+        return last_layer(
+            self.config, "an assistant must be fitted to its target first"
+        )
 
     def fit(self, target: Target) -> Self:
         """Reads the last layer of this target."""
-        last = self.config.target_layers or target.config.num_layers
-        config = dataclasses.replace(self.config, target_layers=last)
-        return dataclasses.replace(self, config=config)
+        return dataclasses.replace(self, config=fitted_to(self.config, target))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Exactly what the configuration needs."""

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jspec.models.base import Rope, Target
-from jspec.models.layers import embed, linear, norm, rotate, turns
+from jspec.models.layers import (
+    embed,
+    linear,
+    norm,
+    only_tokens,
+    rotate,
+    turns,
+    vocabulary_logits,
+)
 
 __all__ = [
     "Attend",
@@ -17,10 +25,13 @@ __all__ = [
     "borrowed_embedding",
     "borrowed_head",
     "check_draft_sampling",
+    "check_last_layer",
     "check_sizes",
     "check_weights",
     "draft_layer",
+    "fitted_to",
     "known_fields",
+    "last_layer",
     "layer_shapes",
     "target_feature",
     "without_padding",
@@ -221,6 +232,33 @@ def draft_layer(
     return x + project(jax.nn.silu(project(y, "gate")) * project(y, "up"), "down")
 
 
+def fitted_to[Config](config: Config, target: Target) -> Config:
+    """The configuration, reading the last layer of this target if it names none."""
+    named: Any = config
+    layers = named.target_layers or target.config.num_layers
+    return dataclasses.replace(named, target_layers=layers)
+
+
+def last_layer(config: Any, unfitted: str) -> tuple[int, ...]:
+    """The target's last layer, as the features to tap.
+
+    Raises:
+      ValueError: `unfitted`, where the configuration names no target's.
+    """
+    if config.target_layers is None:
+        raise ValueError(unfitted)
+    return (config.target_layers,)
+
+
+def check_last_layer(method: str, config: Any, target: Target) -> None:
+    """Refuses a target whose last layer is not the one that is read."""
+    if config.feature_layers != (target.config.num_layers,):
+        raise ValueError(
+            f"the drafter of method {method!r} reads layer {config.target_layers}, "
+            f"the last of its target; this one has {target.config.num_layers}"
+        )
+
+
 def borrowed_embedding(
     weights: Mapping[str, Array], target: Any, tokens: Int[Array, "B N"]
 ) -> Float[Array, "B N E"]:
@@ -239,10 +277,9 @@ def borrowed_head(
     """
     if "head" in weights:
         y = linear(x, weights["head"], out=jnp.float32)
-    elif target.head is None:
-        y = linear(x, target.embed[...], transposed=True, out=jnp.float32)
     else:
-        y = linear(x, target.head[...], out=jnp.float32)
+        head = None if target.head is None else target.head[...]
+        y = vocabulary_logits(x, target.embed[...], head)
     return without_padding(y, target)
 
 
@@ -251,10 +288,9 @@ def without_padding(
 ) -> Float[Array, "B N V"]:
     """Logits over the target's rows, minus infinity for rows that are no token."""
     config = target.config
-    if logits.shape[-1] != config.vocab_size or config.tokens == config.vocab_size:
+    if logits.shape[-1] != config.vocab_size:
         return logits
-    real = jnp.arange(config.vocab_size) < config.tokens
-    return jnp.where(real[None, None], logits, -jnp.inf)
+    return only_tokens(logits, config.tokens)
 
 
 def target_feature(target: Any, x: Float[Array, "B N E"]) -> Float[Array, "B N E"]:

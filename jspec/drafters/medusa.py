@@ -23,7 +23,9 @@ from jspec.drafters.layers import (
     check_draft_sampling,
     check_sizes,
     check_weights,
+    fitted_to,
     known_fields,
+    last_layer,
     without_padding,
 )
 from jspec.drafters.ragged import check_threshold, cut_unlikely, likeliest
@@ -146,9 +148,9 @@ class Medusa:
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The target's last layer."""
-        if self.config.target_layers is None:
-            raise ValueError("Medusa heads must be fitted to their target first")
-        return (self.config.target_layers,)
+        return last_layer(
+            self.config, "Medusa heads must be fitted to their target first"
+        )
 
     @property
     def branching(self) -> bool:
@@ -157,9 +159,7 @@ class Medusa:
 
     def fit(self, target: Target) -> Self:
         """Reads the last layer of this target."""
-        layers = self.config.target_layers or target.config.num_layers
-        config = dataclasses.replace(self.config, target_layers=layers)
-        return dataclasses.replace(self, config=config)
+        return dataclasses.replace(self, config=fitted_to(self.config, target))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Exactly what the configuration needs."""

@@ -20,7 +20,9 @@ from jspec.drafters.layers import (
     check_draft_sampling,
     check_sizes,
     check_weights,
+    fitted_to,
     known_fields,
+    last_layer,
     without_padding,
 )
 from jspec.drafters.ragged import check_threshold, cut_unlikely, likeliest
@@ -113,15 +115,13 @@ class MLPSpeculator:
     @property
     def feature_layers(self) -> tuple[int, ...]:
         """The target's last layer."""
-        if self.config.target_layers is None:
-            raise ValueError("an MLP speculator must be fitted to its target first")
-        return (self.config.target_layers,)
+        return last_layer(
+            self.config, "an MLP speculator must be fitted to its target first"
+        )
 
     def fit(self, target: Target) -> Self:
         """Reads the last layer of this target."""
-        layers = self.config.target_layers or target.config.num_layers
-        config = dataclasses.replace(self.config, target_layers=layers)
-        return dataclasses.replace(self, config=config)
+        return dataclasses.replace(self, config=fitted_to(self.config, target))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Exactly what the configuration needs; what is tied is there once."""

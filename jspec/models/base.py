@@ -14,6 +14,7 @@ __all__ = [
     "Seen",
     "Target",
     "TargetConfig",
+    "by_layer",
     "check_vocabulary",
     "check_weights",
     "known_values",
@@ -228,6 +229,16 @@ def known_values(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
 def weight_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     """Every weight of a model, by dotted name; matrices are `[in, out]`."""
     return config.weight_shapes()
+
+
+def by_layer(config: TargetConfig, weights: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The weights of every layer, by their names within it."""
+    layers: list[dict[str, Any]] = [{} for _ in range(config.num_layers)]
+    for name, value in weights.items():
+        if name.startswith("layers."):
+            _, layer, own = name.split(".", 2)
+            layers[int(layer)][own] = value
+    return layers
 
 
 def check_weights(config: TargetConfig, weights: Mapping[str, Any]) -> None:

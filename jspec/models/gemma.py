@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec import native
 from jspec.cache import KVCache
-from jspec.models.base import Kind, Seen, check_weights
+from jspec.models.base import Kind, Seen, by_layer, check_weights
 from jspec.models.gemma_config import GemmaConfig
 from jspec.models.gemma_layers import (
     Product,
@@ -25,7 +25,14 @@ from jspec.models.gemma_layers import (
     mixture,
     norm,
 )
-from jspec.models.layers import embed, linear, linears, rotate, turns
+from jspec.models.layers import (
+    embed,
+    linears,
+    only_tokens,
+    rotate,
+    turns,
+    vocabulary_logits,
+)
 from jspec.models.llama import beside_another
 from jspec.rounds import ancestors_of
 
@@ -63,16 +70,7 @@ class Gemma(nnx.Module):
         check_weights(config, weights)
         self.config = config
         self.embed = nnx.Param(weights["embed"])
-        self.layers = nnx.List(
-            Layer(
-                {
-                    name.removeprefix(f"layers.{l}."): value
-                    for name, value in weights.items()
-                    if name.startswith(f"layers.{l}.")
-                }
-            )
-            for l in range(config.num_layers)
-        )
+        self.layers = nnx.List(map(Layer, by_layer(config, weights)))
         self.norm = nnx.Param(weights["norm"])
         self.head = None if config.tie_embeddings else nnx.Param(weights["head"])
         if config.layer_input_size:
@@ -100,16 +98,10 @@ class Gemma(nnx.Module):
     def logits(self, x: Float[Array, "B N E"]) -> Float[Array, "B N V"]:
         """Final norm, head and cap; rows of padding tokens are minus infinity."""
         config = self.config
-        x = self.normed(x)
-        if self.head is None:
-            y = linear(x, self.embed[...], transposed=True, out=jnp.float32)
-        else:
-            y = linear(x, self.head[...], out=jnp.float32)
+        head = None if self.head is None else self.head[...]
+        y = vocabulary_logits(self.normed(x), self.embed[...], head)
         y = capped(y, config.final_cap)
-        if config.tokens < config.vocab_size:
-            real = jnp.arange(config.vocab_size) < config.tokens
-            y = jnp.where(real[None, None], y, -jnp.inf)
-        return y
+        return only_tokens(y, config.tokens)
 
     def __call__(
         self,

@@ -19,8 +19,10 @@ __all__ = [
     "linear",
     "linears",
     "norm",
+    "only_tokens",
     "rotate",
     "turns",
+    "vocabulary_logits",
 ]
 
 
@@ -171,6 +173,23 @@ def _native_sums(x: Float[Array, "R E"]) -> Float[Array, "R 1"]:
 @_native_sums.defjvp
 def _(primals, tangents):
     return _native_sums(*primals), _row_sums(*tangents)
+
+
+def vocabulary_logits(
+    x: Float[Array, "B N E"], table: Array, head: Array | None
+) -> Float[Array, "B N V"]:
+    """Float32 logits by a head, or by the embedding's table where there is none."""
+    if head is None:
+        return linear(x, table, transposed=True, out=jnp.float32)
+    return linear(x, head, out=jnp.float32)
+
+
+def only_tokens(logits: Float[Array, "B N V"], tokens: int) -> Float[Array, "B N V"]:
+    """Logits, minus infinity for rows of the vocabulary that are no token."""
+    if logits.shape[-1] == tokens:
+        return logits
+    real = jnp.arange(logits.shape[-1]) < tokens
+    return jnp.where(real[None, None], logits, -jnp.inf)
 
 
 def embed(table: Array, tokens: Int[Array, "B N"]) -> Array:

@@ -11,14 +11,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jspec import native
 from jspec.cache import KVCache
-from jspec.models.base import ModelConfig, Seen, Target, check_weights
+from jspec.models.base import ModelConfig, Seen, Target, by_layer, check_weights
 from jspec.models.layers import (
     embed,
-    linear,
     linears,
     norm,
+    only_tokens,
     rotate,
     turns,
+    vocabulary_logits,
 )
 from jspec.rounds import ancestors_of
 
@@ -85,16 +86,7 @@ class Decoder(nnx.Module):
         check_weights(config, weights)
         self.config = config
         self.embed = nnx.Param(weights["embed"])
-        self.layers = nnx.List(
-            Layer(
-                {
-                    name.removeprefix(f"layers.{l}."): value
-                    for name, value in weights.items()
-                    if name.startswith(f"layers.{l}.")
-                }
-            )
-            for l in range(config.num_layers)
-        )
+        self.layers = nnx.List(map(Layer, by_layer(config, weights)))
         self.norm = nnx.Param(weights["norm"])
         self.head = None if config.tie_embeddings else nnx.Param(weights["head"])
 
@@ -182,16 +174,8 @@ class Decoder(nnx.Module):
 
     def logits(self, x: Float[Array, "B N E"]) -> Float[Array, "B N V"]:
         """The final norm and the head; rows of padding tokens are minus infinity."""
-        config = self.config
-        x = self.normed(x)
-        if self.head is None:
-            y = linear(x, self.embed[...], transposed=True, out=jnp.float32)
-        else:
-            y = linear(x, self.head[...], out=jnp.float32)
-        if config.tokens < config.vocab_size:
-            real = jnp.arange(config.vocab_size) < config.tokens
-            y = jnp.where(real[None, None], y, -jnp.inf)
-        return y
+        y = vocabulary_logits(self.normed(x), self.embed[...], _of(self.head))
+        return only_tokens(y, self.config.tokens)
 
     def _attend(
         self,
