@@ -22,6 +22,9 @@ def distill(
     prompts: Annotated[
         str, typer.Option(help="Sets of prompts and how many of each: NAME:COUNT,...")
     ] = "",
+    texts: Annotated[
+        int | None, typer.Option(help="The first so many of them; all if unset.")
+    ] = None,
     length: Annotated[
         int, typer.Option(help="Most tokens of prompt and answer.")
     ] = 256,
@@ -40,6 +43,10 @@ def distill(
 
         if length < 16:
             raise ValueError(f"--length must be at least 16 tokens, not {length}")
+        if texts is not None and texts < 2:
+            raise ValueError(
+                f"--texts must be at least 2, one of them to be held out, not {texts}"
+            )
         chosen = sets.select(prompts or sets.DEFAULT, seed)
         with jspec.serve(
             target,
@@ -51,6 +58,12 @@ def distill(
         ) as server:
             ids = [server.tokenizer.chat(prompt.request) for prompt in chosen]
             ids = [own for own in ids if len(own) <= length // 2]
+            if texts is not None and texts > len(ids):
+                raise ValueError(
+                    f"--texts {texts} are more than the {len(ids)} prompts that leave "
+                    f"room for an answer in --length {length}"
+                )
+            ids = ids[:texts]
 
             def answer(some: Sequence[Sequence[int]]) -> list[Sequence[int]]:
                 params = [
@@ -88,6 +101,10 @@ def distill(
                     bar.update(
                         task, completed=done, total=whole, said=f"{rate:.0f} tokens/s"
                     )
+                    if not bar.console.is_terminal:
+                        bar.console.print(
+                            f"{done} of {whole} answers, {rate:.0f} tokens/s"
+                        )
 
                 written = write_texts(out, ids, answer, notes, step=step)
         seconds = time.perf_counter() - began

@@ -50,6 +50,9 @@ def test_wrong_input_of_a_command_is_one_line(command, tmp_path):
     )
     status, _, err = command("distill", "-o", tmp_path / "x", "--prompts", "poems:3")
     assert (status, err.count("\n")) == (2, 1)
+    status, _, err = command("distill", "-o", tmp_path / "x", "--texts", 1)
+    assert status == 2
+    assert "--texts must be at least 2, one of them to be held out, not 1" in err
 
 
 @pytest.mark.slow
@@ -68,10 +71,12 @@ def test_texts_are_distilled_and_a_drafter_is_trained_and_serves(
     shape = ["--target", target, "--length", "32"]
     with quick_compiler(tmp_path / "xla"):
         status, said, err = command(
-            "distill", "-o", data, *shape, "--max-batch", "4", "--dtype", "float32"
+            *("distill", "-o", data, *shape, "--max-batch", 4, "--dtype", "float32"),
+            *("--texts", 16),
         )
         assert status == 0, err
-        assert "18 texts" in said
+        assert "16 texts" in said
+        assert "16 of 16 answers" in err
         options = ["--tokens", "300", "--batch", "2", "--rate", "0.01"]
         status, said, err = command(
             "train", "eagle3", "-o", out, "--data", data, *shape, *options
