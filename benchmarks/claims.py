@@ -1,6 +1,8 @@
 """What a research run concludes: measured values against stated goals."""
 
 import dataclasses
+import importlib.metadata
+import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import report, run, weights
+from benchmarks import machine, report, run, weights
 from benchmarks.peers.setup import HOME
 
 RESULTS = Path(__file__).parent / "results"
@@ -90,3 +92,53 @@ def write(
     (results / f"{name}.md").write_text(text)
     print(text)
     return result
+
+
+def record(
+    name: str,
+    result: dict[str, Any],
+    claims: Iterable[Claim],
+    *,
+    draw: Callable[[Path], None] | None = None,
+    table: str = "",
+    results: Path = RESULTS,
+) -> dict[str, Any]:
+    """Writes the files of a run that measured by itself, and prints its claims.
+
+    Args:
+      name: of the files.
+      result: what was measured; a value that is no number becomes null.
+      claims: what follows.
+      draw: draws the figure into a path; called with `NAME.svg` and `NAME.png`.
+      table: Markdown that stands before the claims.
+      results: where the files go.
+    """
+    claims = list(claims)
+    result = {
+        **machine.commit(),
+        "machine": machine.describe(),
+        "jax": importlib.metadata.version("jax"),
+        **result,
+        "claims": [claim.to_json() for claim in claims],
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_without_nan(result), indent=1, allow_nan=False)
+    (results / f"{name}.json").write_text(f"{text}\n")
+    if draw is not None:
+        for suffix in (".svg", ".png"):
+            draw(results / f"{name}{suffix}")
+    said = "\n".join(f"- {claim.sentence()}" for claim in claims)
+    said = f"{table}\n\n{said}\n" if table else f"{said}\n"
+    (results / f"{name}.md").write_text(said)
+    print(said)
+    return result
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
