@@ -190,13 +190,19 @@ class FrozenKVMTP:
             )
         last = {theirs.layer_kind(l): l for l in range(theirs.num_layers)}
         found = []
-        for name in config.layer_kinds:
+        for place, name in enumerate(config.layer_kinds):
             if name not in last:
                 raise ValueError(
                     f"the drafter of method 'frozen_kv_mtp' reads the target's {name} "
                     f"layers; this target has none"
                 )
-            stored = theirs.cache_layer(last[name])
+            layer = config.reads[place] if config.reads else last[name]
+            if layer >= theirs.num_layers or theirs.layer_kind(layer) != name:
+                raise ValueError(
+                    f"the drafter of method 'frozen_kv_mtp' reads layer {layer} of its "
+                    f"target, a {name} one; this target has no such layer there"
+                )
+            stored = theirs.cache_layer(layer)
             heads, width = theirs.cache_heads[stored]
             if width != config.kind(name).head_dim or config.num_heads % heads:
                 raise ValueError(

@@ -66,6 +66,9 @@ class FrozenKVConfig:
       layer_kinds: of each layer, the name of its type.
       centroids: clusters of tokens that the head chooses among; 0: it has none.
       centroid_top_k: clusters whose tokens get a logit.
+      draft_vocab_size: tokens that it can draft, `ids` in the target; 0: all.
+      reads: of each layer, the target's layer whose keys it asks. `()`: the last one
+        of its type that stores any.
       target_family: whose keys and values it was trained on.
       target_layers: how many layers the target has, the last of which is read.
         `None`: as many as the target turns out to have.
@@ -81,6 +84,8 @@ class FrozenKVConfig:
     layer_kinds: tuple[str, ...]
     centroids: int = 0
     centroid_top_k: int = 0
+    draft_vocab_size: int = 0
+    reads: tuple[int, ...] = ()
     target_family: str = "gemma4"
     target_layers: int | None = None
 
@@ -99,6 +104,22 @@ class FrozenKVConfig:
         for name in self.layer_kinds:
             if name not in known:
                 raise ValueError(f"layer type {name!r} is not among kinds, {known}")
+        if len(self.reads) not in (0, len(self.layer_kinds)):
+            raise ValueError(
+                f"reads names {len(self.reads)} layers of the target, the assistant "
+                f"has {len(self.layer_kinds)}"
+            )
+        wrong = next((layer for layer in self.reads if layer < 0), None)
+        if wrong is not None:
+            raise ValueError(
+                f"reads must name layers of the target from 0 on, not {wrong}"
+            )
+        words = self.draft_vocab_size
+        if words and (self.centroids or not 1 <= words <= self.vocab_size):
+            raise ValueError(
+                f"draft_vocab_size must be 0 with centroids, and at most "
+                f"{self.vocab_size} without, not {words}"
+            )
         if self.centroids and (
             self.vocab_size % self.centroids
             or not 1 <= self.centroid_top_k <= self.centroids
@@ -123,6 +144,7 @@ class FrozenKVConfig:
             for kind in values["kinds"]
         )
         values["layer_kinds"] = tuple(values["layer_kinds"])
+        values["reads"] = tuple(values.get("reads", ()))
         return cls(**values)
 
     def kind(self, name: str) -> AttentionKind:
@@ -135,7 +157,7 @@ class FrozenKVConfig:
         shapes: dict[str, tuple[int, ...]] = {
             "pre_projection": (2 * wide, e),
             "post_projection": (e, wide),
-            "embed": (self.vocab_size, e),
+            "embed": (self.draft_vocab_size or self.vocab_size, e),
             "norm": (e,),
         }
         for l, name in enumerate(self.layer_kinds):
@@ -155,6 +177,8 @@ class FrozenKVConfig:
                 "scalar": (1,),
             }
             shapes |= {f"layers.{l}.{part}": shape for part, shape in layer.items()}
+        if self.draft_vocab_size:
+            shapes["ids"] = (self.draft_vocab_size,)
         if self.centroids:
             shapes |= {"centroids": (e, self.centroids), "ids": (self.vocab_size,)}
         return shapes
@@ -195,10 +219,10 @@ def layers(
 def logits_of(
     config: FrozenKVConfig,
     weights: Mapping[str, Array],
-    x: Float[Array, "B 1 E"],
+    x: Float[Array, "B N E"],
     tokens: int,
-) -> tuple[Float[Array, "B 1 C"], Int[Array, "B 1 C"] | None]:
-    """Logits, and whose they are.
+) -> tuple[Float[Array, "B N C"], Int[Array, "B N C"] | None]:
+    """Logits, and whose they are: all tokens', or those of a smaller vocabulary.
 
     With centroids only the tokens of the likeliest clusters have one. All others have
     no probability: transformers gives them the least chosen logit of the batch less
@@ -207,12 +231,15 @@ def logits_of(
     Args:
       config: of the assistant.
       weights: its.
-      x: behind the final norm.
+      x: behind the final norm; one node with centroids.
       tokens: ids from here on are padding.
 
     Returns:
       float32 logits, and their ids; `None`: of all tokens in order.
     """
+    if config.draft_vocab_size:
+        y = linear(x, weights["embed"], transposed=True, out=jnp.float32)
+        return y, jnp.broadcast_to(weights["ids"][None, None], y.shape)
     if not config.centroids:
         y = linear(x, weights["embed"], transposed=True, out=jnp.float32)
         ids = jnp.arange(config.vocab_size)[None, None]

@@ -9,8 +9,10 @@ from jspec.training import (
     dspark,
     eagle,
     eagle3,
+    frozen_kv_mtp,
     medusa,
     mlp_speculator,
+    mtp,
     p_eagle,
     pard,
 )
@@ -29,6 +31,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "mlp_speculator": mlp_speculator.RECIPE,
         "p_eagle": p_eagle.RECIPE,
         "pard": pard.RECIPE,
+        "mtp": mtp.RECIPE,
+        "frozen_kv_mtp": frozen_kv_mtp.RECIPE,
     }
 )
 """How each method is trained; a method that is not here cannot be."""

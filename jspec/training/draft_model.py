@@ -40,8 +40,8 @@ class SmallModel:
 
 
 def plan(frame: Frame) -> dict[str, Any]:
-    """Three layers of two ninths of the target's width."""
-    return small(frame, 2 / 9, 3).to_json()
+    """Four layers of a sixth of the target's width."""
+    return small(frame, 1 / 6, 4).to_json()
 
 
 def drafts(

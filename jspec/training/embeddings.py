@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["condensed"]
+__all__ = ["condensed", "level"]
 
 
 def condensed(target: Any, width: int, *, size: float = 1.0) -> np.ndarray:
@@ -23,3 +23,10 @@ def condensed(target: Any, width: int, *, size: float = 1.0) -> np.ndarray:
     low = table @ directions[:, ::-1][:, :width]
     low = np.pad(low, ((0, 0), (0, width - low.shape[1])))
     return (low * (size / np.sqrt(np.square(low).mean()))).astype(np.float32)
+
+
+def level(target: Any) -> float:
+    """What the entries of the target's embedding are multiplied by to have size one."""
+    return float(
+        1 / np.sqrt(np.square(np.asarray(target.embed[...], np.float32)).mean())
+    )

@@ -18,13 +18,13 @@ __all__ = ["RECIPE"]
 
 
 def plan(frame: Frame) -> dict[str, Any]:
-    """Four heads whose blocks share one output matrix of 8,192 tokens."""
+    """Four heads whose blocks share one output matrix of 5,120 tokens."""
     return MedusaConfig(
         hidden_size=frame.target.hidden_size,
         vocab_size=frame.target.vocab_size,
         heads=4,
         shared_head=True,
-        draft_vocab_size=frame.words(8192),
+        draft_vocab_size=frame.words(5120),
         target_layers=frame.target.num_layers,
     ).to_json()
 

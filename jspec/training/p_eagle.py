@@ -39,7 +39,7 @@ def plan(frame: Frame) -> dict[str, Any]:
         sizes=sizes,
         vocab_size=frame.target.vocab_size,
         target_hidden_size=frame.target.hidden_size,
-        draft_vocab_size=frame.words(8192),
+        draft_vocab_size=frame.words(5120),
         taps=frame.taps,
         own_embedding=True,
     )

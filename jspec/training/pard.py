@@ -21,7 +21,7 @@ __all__ = ["RECIPE"]
 
 def plan(frame: Frame) -> dict[str, Any]:
     """The same model as the one that drafts token after token."""
-    config = PARDConfig(model=small(frame, 2 / 9, 3), mask_token_id=frame.mask_token_id)
+    config = PARDConfig(model=small(frame, 1 / 6, 4), mask_token_id=frame.mask_token_id)
     return config.to_json()
 
 

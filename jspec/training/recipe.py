@@ -23,6 +23,7 @@ __all__ = [
     "likelihood",
     "mean",
     "shifted",
+    "taps_of",
 ]
 
 
@@ -71,8 +72,7 @@ class Frame:
     @property
     def taps(self) -> tuple[int, ...]:
         """A low, a middle and a high state, as EAGLE-3 taps them."""
-        layers = self.target.num_layers
-        return (2, layers // 2, layers - 3) if layers > 7 else (0, layers // 2, layers)
+        return taps_of(self.target.num_layers)
 
     def layer(self, part: float) -> LayerSizes:
         """One layer of the target's shape, its MLP a part of the width."""
@@ -99,6 +99,11 @@ class Frame:
         return min(most, self.known)
 
 
+def taps_of(layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high state of a target of so many layers."""
+    return (2, layers // 2, layers - 3) if layers > 7 else (0, layers // 2, layers)
+
+
 type Drafts = Callable[..., Iterator[Step]]
 type Term = Callable[[Step, Truth], Array]
 
@@ -118,6 +123,8 @@ class Recipe:
       decay: a place weighs so much of the one before it.
       dense: whether every position is an anchor; else some are drawn.
       begin: a weight's first value, if it is not drawn: `(name, shape, target, words)`.
+      gain: what a drawn weight is multiplied with: `(name, shape, target)`.
+      tapped: whether it is trained on the frame's taps though its drafter taps none.
       language_model: whether the drafter is a language model of its own.
     """
 
@@ -129,6 +136,8 @@ class Recipe:
     decay: float = 0.8
     dense: bool = True
     begin: Callable[..., Array | np.ndarray | None] = lambda *_: None
+    gain: Callable[..., np.ndarray | float] = lambda *_: 1.0
+    tapped: bool = False
     language_model: bool = False
 
 

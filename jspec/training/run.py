@@ -121,7 +121,8 @@ def run(
     drafter = configured(settings.method, recipe, sizes, target)
     shapes = drafter.weight_shapes()
     words = words_for(shapes, counts, settings.words)
-    steps, taps = _steps(settings, texts), tuple(drafter.feature_layers)
+    steps = _steps(settings, texts)
+    taps = frame.taps if recipe.tapped else tuple(drafter.feature_layers)
     begun(steps)
     task = Task(
         recipe=recipe,

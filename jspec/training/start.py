@@ -87,5 +87,6 @@ def first_weights(
         elif value is None:
             scale = 1.0 if len(shape) == 1 else 1 / math.sqrt(shape[0])
             value = drawn * scale * (0.3 if last in ("o", "down") else 1.0)
+            value *= recipe.gain(name, shape, target)
         weights[name] = jnp.array(value, jnp.float32)
     return weights

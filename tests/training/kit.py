@@ -34,11 +34,12 @@ def counts():
 def task(method, **changes):
     """The task of a method's own plan for the tiny target, float32."""
     recipe = RECIPES[method]
-    config = recipe.plan(frame_of(target().config, counts(), 32))
+    frame = frame_of(target().config, counts(), 32)
+    config = recipe.plan(frame)
     drafter = configured(method, recipe, config, target())
     fields = {"anchors": 8, "steps": 60, "warmup": 5, "rate": 3e-3, "dtype": "float32"}
     own = "ids" in drafter.weight_shapes()
-    taps = drafter.feature_layers
+    taps = frame.taps if recipe.tapped else drafter.feature_layers
     return Task(
         recipe=recipe, drafter=drafter, own_words=own, taps=taps, **fields | changes
     )

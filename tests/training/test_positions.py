@@ -50,7 +50,7 @@ def test_training_guesses_what_the_engine_drafts_at_the_same_places(method):
     @jax.jit
     def guessed(weights, texts, last):
         answered = jnp.ones(texts.shape, bool)
-        lesson = read(target(), texts, answered, made.drafter.feature_layers)
+        lesson = read(target(), texts, answered, made.taps)
         anchors = last
         if made.recipe.dense:
             every = jnp.arange(texts.shape[1], dtype=jnp.int32)[None]
