@@ -1,4 +1,4 @@
-.PHONY: demo test test-slow lint fmt clean
+.PHONY: demo test test-slow zoo-quick lint fmt clean
 
 python := .venv/bin/python
 pip := $(python) -m pip install --quiet --disable-pip-version-check
@@ -27,6 +27,12 @@ test-slow: .venv/test.stamp
 	@echo "Installing the compiler for GPUs, if it is missing (200 MB)."
 	$(python) -m benchmarks.gpu.aot
 	$(python) -m pytest -m "slow and not gpu and not peers" || test $$? -eq 5
+
+zoo-quick: .venv/test.stamp
+	@echo "Measuring a text of each kind with every method (under ten minutes)."
+	rm -rf build/zoo-quick
+	.venv/bin/jspec bench zoo --quick --minutes 9 -o build/zoo-quick \
+	    --against benchmarks/results/zoo.json
 
 lint: .venv/test.stamp
 	.venv/bin/ruff check --quiet

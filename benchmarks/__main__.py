@@ -10,12 +10,15 @@ from rich.markdown import Markdown
 
 from benchmarks import report, run, weights
 from benchmarks.peers.setup import HOME
+from benchmarks.zoo.command import zoo
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(zoo)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def main(
+    context: typer.Context,
     methods: Annotated[
         str, typer.Option(help="jspec's: none,ngram; empty for peers alone.")
     ] = "none,ngram",
@@ -47,6 +50,13 @@ def main(
     logs: Annotated[Path | None, typer.Option(help="Where workers' logs go.")] = None,
 ) -> None:
     """Measures jspec and its peers on the same weights and prompts, interleaved."""
+    if context.invoked_subcommand is not None:
+        given = [name for name in context.params if _given(context, name)]
+        if given:
+            words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            print(f"{words} stands before zoo: zoo has its own", file=sys.stderr)
+            raise typer.Exit(2)
+        return
     try:
         config = run.Config(
             contestants=run.contestants(
@@ -95,6 +105,11 @@ def main(
         out.print(Markdown(text))
     else:
         print(text)
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def _words(text: str) -> list[str]:
