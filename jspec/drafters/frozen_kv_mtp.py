@@ -11,7 +11,8 @@ What differs from transformers: of its loop's keys only the committed ones are s
 also shows the key that a refused draft left at the anchor's place); a sliding layer
 sees as far back as the target's (its mask reaches further); tokens of clusters that
 were not chosen have no probability (there: the least logit of the batch less one).
-Drafts may be drawn, and then carry their law.
+Drafts may be drawn, and then carry their law. An assistant trained here names the
+layers it asks and has a smaller vocabulary instead of clusters (`FrozenKVConfig`).
 """
 
 import dataclasses

@@ -104,16 +104,7 @@ class FrozenKVConfig:
         for name in self.layer_kinds:
             if name not in known:
                 raise ValueError(f"layer type {name!r} is not among kinds, {known}")
-        if len(self.reads) not in (0, len(self.layer_kinds)):
-            raise ValueError(
-                f"reads names {len(self.reads)} layers of the target, the assistant "
-                f"has {len(self.layer_kinds)}"
-            )
-        wrong = next((layer for layer in self.reads if layer < 0), None)
-        if wrong is not None:
-            raise ValueError(
-                f"reads must name layers of the target from 0 on, not {wrong}"
-            )
+        self._check_reads()
         words = self.draft_vocab_size
         if words and (self.centroids or not 1 <= words <= self.vocab_size):
             raise ValueError(
@@ -127,6 +118,18 @@ class FrozenKVConfig:
             raise ValueError(
                 f"{self.centroids} centroids, of which {self.centroid_top_k} are "
                 f"chosen, cannot share {self.vocab_size} tokens evenly"
+            )
+
+    def _check_reads(self) -> None:
+        if len(self.reads) not in (0, len(self.layer_kinds)):
+            raise ValueError(
+                f"reads names {len(self.reads)} layers of the target, the assistant "
+                f"has {len(self.layer_kinds)}"
+            )
+        wrong = next((layer for layer in self.reads if layer < 0), None)
+        if wrong is not None:
+            raise ValueError(
+                f"reads must name layers of the target from 0 on, not {wrong}"
             )
 
     def to_json(self) -> dict[str, Any]:
