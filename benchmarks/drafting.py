@@ -14,9 +14,7 @@ from benchmarks import data
 from jspec import checkpoint, zoo
 from jspec.control import CostTable, Sample, Static
 from jspec.control.calibration import from_rounds
-from jspec.drafters import METHODS
-from jspec.engine.probe import time_rounds
-from jspec.server.lab import Meter, measure
+from jspec.server.lab import Meter, measure, round_costs
 from jspec.server.load import load_model
 from jspec.targets import resolve
 from jspec.training import RECIPES
@@ -58,17 +56,18 @@ def steady(alpha: float, k: int) -> Steady:
     return Steady(rates=tuple(alpha**position for position in range(1, k + 1)))
 
 
-def about(method: str) -> Any:
+def about(method: str) -> jspec.Method:
     """What a method says of itself.
 
     Raises:
       ValueError: there is no such method.
     """
-    if method not in METHODS:
+    known = {one.name: one for one in jspec.methods()}
+    if method not in known:
         raise ValueError(
-            f"method {method!r} is not known; known are {', '.join(METHODS)}"
+            f"method {method!r} is not known; known are {', '.join(known)}"
         )
-    return METHODS[method].about
+    return known[method]
 
 
 def untrained(method: str, target: str | Path, folder: Path) -> Path:
@@ -145,13 +144,13 @@ class Contestant:
 
     def time(self, *, batch: int, context: int, repeats: int) -> dict[int, list[float]]:
         """Milliseconds of its rounds by K, without any text."""
-        return time_rounds(
-            self.server._engine,
-            batch=batch,
-            gammas=self.meter.palette,
-            context=context,
-            repeats=repeats,
+        table = round_costs(
+            self.server, self.meter.palette, [batch], [context], repeats
         )
+        times: dict[int, list[float]] = {}
+        for one in table.samples["verify"]:
+            times.setdefault(one.size // batch - 1, []).append(one.ms)
+        return times
 
 
 def serve(
