@@ -2,7 +2,8 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -171,15 +172,32 @@ def _measure(
     chosen = contestants(wanted, known, target=config.target, peers=peers)
     journal = Journal(out / JOURNAL, config.fixed)
     with bar("zoo", show=sys.stderr.isatty(), left=True) as progress:
-        whole = run(config, chosen, journal, minutes=minutes, progress=progress)
+        told = progress or _said()
+        whole = run(config, chosen, journal, minutes=minutes, progress=told)
     return result.collect(journal, chosen), whole
+
+
+def _said() -> Callable[[str, int, int], None]:
+    """Where no bar can be drawn: a line a contestant."""
+    began, last = time.monotonic(), ""
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal last
+        name = what.partition(",")[0]
+        if name != last:
+            spent = time.monotonic() - began
+            print(f"{spent:.0f} s: {done}/{total} cells, {name}", file=sys.stderr)
+        last = name
+
+    return tell
 
 
 def write(found: Mapping[str, Any], out: Path) -> None:
     """JSON, Markdown and figures."""
-    from benchmarks.zoo import figures, report, result
+    from benchmarks.zoo import figures, judging, report, result
 
-    result.save(found, out / RESULT)
+    claims = [claim.to_json() for claim in judging.judge(found)]
+    result.save({**found, "claims": claims}, out / RESULT)
     (out / REPORT).write_text(report.markdown(found), "utf-8")
     figures.draw(found, out)
 

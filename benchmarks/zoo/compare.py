@@ -45,7 +45,7 @@ def compare(
             words.append(f"{fast:.2f}× and {other:.2f}×, {_word(near, SPEEDUP)}")
         agree &= fine
         said.append(f"{name}, K = {k}: {'; '.join(words)}.")
-    for name, k in theirs.keys() - ours.keys():
+    for name, k in sorted(theirs.keys() - ours.keys()):
         said.append(f"{name}, K = {k}: in the other run alone.")
     if not compared:
         said.append("The two runs have no text in common.")

@@ -35,6 +35,11 @@ TREES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 )
 """Methods as trees: small ones, since two cores verify no more for nothing."""
 
+FAIR: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"suffix": {"max_cached_requests": 0}}
+)
+"""Options without which a method would copy its answers to the same text before."""
+
 PEERS: Mapping[str, str] = MappingProxyType(
     {
         "transformers": "none",
@@ -231,7 +236,8 @@ def contestants(
             raise ValueError(
                 f"there is no contestant {name!r}; there are {', '.join(names)}"
             )
-        method, options = TREES.get(name, (PEERS.get(name, name), {}))
+        alone = PEERS.get(name, name), FAIR.get(name, {})
+        method, options = TREES.get(name, alone)
         if not ready(method):
             raise ValueError(
                 f"{name!r} needs a drafter, and none is shipped for {target!r}: "

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.zoo import summary
+from benchmarks.zoo.judging import judge
 from benchmarks.zoo.plan import TREES
 from benchmarks.zoo.summary import Cost, Line
 
@@ -18,6 +19,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     parts = [
         "# The zoo",
         _about(result),
+        "\n".join(f"- {claim.sentence()}" for claim in judge(result)),
         "## Greedy, batch 1, all kinds of prompts",
         _main(alone, found, _floor(result)),
         _reading(result),

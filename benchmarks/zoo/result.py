@@ -10,6 +10,8 @@ from benchmarks.zoo.plan import Contestant
 
 FORMAT = 1
 KIND = "zoo"
+LISTS = ("rows", "groups", "plain")
+"""What a cell has of every text, or of every group of texts."""
 
 
 def collect(journal: Journal, contestants: Sequence[Contestant]) -> dict[str, Any]:
@@ -49,9 +51,14 @@ def collect(journal: Journal, contestants: Sequence[Contestant]) -> dict[str, An
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
-    """Writes the result, one cell a line."""
+    """Writes the result, one cell a line; what a cell lists is written by column."""
     body = dict(result)
-    cells = ",\n  ".join(map(json.dumps, body.pop("cells")))
+    cells = ",\n  ".join(
+        json.dumps(
+            cell | {name: _columns(cell[name]) for name in LISTS}, separators=(",", ":")
+        )
+        for cell in body.pop("cells")
+    )
     text = json.dumps(body, indent=1)[:-2]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f'{text},\n "cells": [\n  {cells}\n ]\n}}\n', "utf-8")
@@ -72,4 +79,17 @@ def load(path: Path) -> dict[str, Any]:
         KIND,
     ):
         raise ValueError(f"{path} is no result of `jspec bench zoo`, format {FORMAT}")
+    for cell in result["cells"]:
+        cell |= {name: _records(cell[name]) for name in LISTS}
     return result
+
+
+def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    return {key: [record[key] for record in records] for key in records[0]}
+
+
+def _records(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [
+        dict(zip(columns, values, strict=True))
+        for values in zip(*columns.values(), strict=True)
+    ]

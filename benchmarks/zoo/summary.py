@@ -6,11 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from benchmarks import spread
 from jspec.control.economics import invocations
-
-RESAMPLES = 2000
 
 type Cell = Mapping[str, Any]
 
@@ -117,15 +114,8 @@ def tau(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Where the median lies with 95 %: percentiles of the medians of resamples."""
-    if len(values) < 2:
-        return None
-    draws = np.random.default_rng(0).integers(
-        len(values), size=(RESAMPLES, len(values))
-    )
-    medians = np.median(np.asarray(values)[draws], axis=1)
-    low, high = np.percentile(medians, (2.5, 97.5))
-    return float(low), float(high)
+    """Where the median lies with 95 %; one value does not say."""
+    return spread.interval(values, statistics.median) if len(values) > 1 else None
 
 
 def _by_position(rows: Sequence[Mapping[str, Any]], what: str) -> list[int]:
