@@ -116,9 +116,13 @@ class Opener:
         )
         with worker:
             options = {}
-            if contestant.drafter is not None:
-                options["assistant"] = str(_exported(contestant, models / "assistants"))
-            model = weights.prepare(weights.embedded(models), models)
+            try:
+                if contestant.drafter is not None:
+                    path = _exported(contestant, models / "assistants")
+                    options["assistant"] = str(path)
+                model = weights.prepare(weights.embedded(models), models)
+            except ValueError as error:
+                raise Refused(str(error)) from None
             worker.load(
                 Load(
                     model=dataclasses.asdict(model),
