@@ -1,9 +1,10 @@
 """The commands `jspec distill` and `jspec train`: texts of a target's, and drafters."""
 
+import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,8 @@ import typer
 from jspec.server.console import TARGET, errors
 
 __all__ = ["add"]
+
+MINUTE = 60.0
 
 
 def distill(
@@ -180,9 +183,16 @@ def train(
         command = shlex.join(["jspec", *sys.argv[1:]])
         with _bar() as bar:
             task, held = bar.add_task(method, total=None, said=""), ""
+            say, all_ = _minutely(bar), 0
+
+            def begun(steps: int) -> None:
+                nonlocal all_
+                all_ = steps
+                bar.update(task, total=steps)
 
             def tell(step: int, loss: float) -> None:
                 bar.update(task, completed=step, said=f"loss {loss:.3f}{held}")
+                say(f"step {step} of {all_}: loss {loss:.3f}{held}")
 
             def look(point: Any) -> None:
                 nonlocal held
@@ -190,9 +200,11 @@ def train(
                 shares = " ".join(f"{a:.2f}" for a in point.held.acceptance)
                 held = f", tau {point.held.tau(4):.2f}"
                 loss = "" if point.loss is None else f"loss {point.loss:.3f}, "
+                rate = point.tokens / point.seconds if point.seconds else 0
                 bar.console.print(
-                    f"step {point.step}, {point.tokens} tokens: {loss}held-out "
-                    f"acceptance by position {shares}{held} at K = 4"
+                    f"step {point.step}, {point.tokens} tokens at {rate:.0f} a second: "
+                    f"{loss}held-out acceptance by position {shares}{held} at K = 4",
+                    soft_wrap=True,
                 )
 
             card = run(
@@ -203,7 +215,7 @@ def train(
                 command=command,
                 tokenizer_files=files,
                 states=data / "states" if states else None,
-                begun=lambda steps: bar.update(task, total=steps),
+                begun=begun,
                 tell=tell,
                 look=look,
             )
@@ -235,6 +247,20 @@ def _bar() -> Any:
         TextColumn("{task.fields[said]}"),
         console=Console(stderr=True),
     )
+
+
+def _minutely(bar: Any) -> Callable[[str], None]:
+    """Prints a line at once and then one a minute, where no terminal shows the bar."""
+    before = -math.inf
+
+    def say(line: str) -> None:
+        nonlocal before
+        now = time.perf_counter()
+        if not bar.console.is_terminal and now - before >= MINUTE:
+            before = now
+            bar.console.print(line, soft_wrap=True)
+
+    return say
 
 
 def add(app: typer.Typer) -> None:

@@ -1,13 +1,17 @@
 """`jspec distill` and `jspec train`: what they refuse, and one small run of both."""
 
+import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 import jspec
 from benchmarks import training_prompts
-from jspec import checkpoint
+from jspec import checkpoint, cli_train
 from jspec.cli import main
 from jspec.training.run import Settings
 from tests.serving import quick_compiler, write_checkpoint
@@ -55,6 +59,17 @@ def test_wrong_input_of_a_command_is_one_line(command, tmp_path):
     assert "--texts must be at least 2, one of them to be held out, not 1" in err
 
 
+def test_where_no_terminal_shows_the_bar_one_line_a_minute_does(monkeypatch):
+    seconds = iter((0.0, 30.0, 61.0, 62.0))
+    clock = SimpleNamespace(perf_counter=lambda: next(seconds))
+    monkeypatch.setattr(cli_train, "time", clock)
+    file = io.StringIO()
+    say = cli_train._minutely(Progress(console=Console(file=file, width=8)))
+    for line in ("one and more", "two", "three", "four"):
+        say(line)
+    assert file.getvalue() == "one and more\nthree\n"
+
+
 @pytest.mark.slow
 def test_texts_are_distilled_and_a_drafter_is_trained_and_serves(
     command, tmp_path, monkeypatch
@@ -82,6 +97,11 @@ def test_texts_are_distilled_and_a_drafter_is_trained_and_serves(
             "train", "eagle3", "-o", out, "--data", data, *shape, *options
         )
         assert status == 0, err
+        lines = err.splitlines()
+        assert any(line.startswith("step 1 of ") for line in lines)
+        [*_, last] = [line for line in lines if "held-out acceptance" in line]
+        assert "tokens at" in last
+        assert last.endswith("at K = 4")
         card = json.loads((out / "card.json").read_text())
         assert card["command"].startswith("jspec train eagle3")
         assert card["data"]["licences"] == {"train_mbpp": "CC-BY-4.0"}
