@@ -14,14 +14,16 @@ and each method's propose and observe alone, whose time over that of a step at b
 is `passes * c`. Then, as far as time reaches, whole rounds with the coin, as a check.
 Derived: T*, the tokens at which a step turns from memory- to compute-bound, and the
 batch at which E tokens of a round no longer repay it, in closed form and on the
-measured costs. A job begins if the budget has room for one as slow as the slowest so
-far; what is left out is named in the JSON, which is written again after every job.
+measured costs. A job begins if the budget has room for one as slow as the slowest of
+its kind so far; the JSON names what is left out, and is written again after every job.
 """
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,7 +79,7 @@ type Job = tuple[dict[str, Any], Callable[[], Mapping[str, float]]]
 
 
 def jobs(settings: Settings, name: str, checkpoint: Path | None) -> Iterator[Job]:
-    """Every job of a target: passes, drafts of the methods, then whole rounds.
+    """Every job of a target: passes and drafts batch by batch, then whole rounds.
 
     Args:
       settings: what is measured.
@@ -102,6 +104,9 @@ def jobs(settings: Settings, name: str, checkpoint: Path | None) -> Iterator[Job
     def sized(batch: int) -> Any:
         return dataclasses.replace(bench, batch=batch)
 
+    def passing(k: int, batch: int) -> Mapping[str, float]:
+        return {"ms": sized(batch).passes(k, batch, rule)}
+
     def drafting(method: str, batch: int) -> Mapping[str, float]:
         drafter, weights = drafts.drafter_for(method, target, settings.k)
         parameters = sum(a.size for a in jax.tree.leaves(weights))
@@ -114,22 +119,18 @@ def jobs(settings: Settings, name: str, checkpoint: Path | None) -> Iterator[Job
         drafter, weights = drafts.drafter_for(method, target, settings.k)
         return sized(batch).rounds_of(drafter, weights, batch, rule)
 
-    for batch in (settings.batches[0], settings.batches[-1], *settings.batches[1:-1]):
+    first, *middle, last = settings.batches
+    here = {"target": name}
+    for batch in (first, last, *middle):
+        at = {**here, "batch": batch}
         for k in (0, settings.k):
-            what = {"target": name, "kind": "pass", "k": k, "batch": batch}
-            yield (
-                what,
-                lambda k=k, batch=batch: {"ms": sized(batch).passes(k, batch, rule)},
-            )
-    for kind, job, batches in (
-        ("drafts", drafting, settings.batches),
-        ("round", whole, settings.batches[:1] + settings.batches[-1:]),
-    ):
-        for batch in batches:
-            for method in settings.methods:
-                what = {"target": name, "kind": kind, "method": method, "batch": batch}
-                what |= {"k": settings.k}
-                yield what, lambda job=job, m=method, b=batch: job(m, b)
+            yield {**at, "kind": "pass", "k": k}, partial(passing, k, batch)
+        for method in settings.methods:
+            what = {**at, "kind": "drafts", "k": settings.k, "method": method}
+            yield what, partial(drafting, method, batch)
+    for batch, method in itertools.product((first, last), settings.methods):
+        what = {**here, "batch": batch, "kind": "round", "k": settings.k}
+        yield {**what, "method": method}, partial(whole, method, batch)
 
 
 def results(
@@ -167,10 +168,10 @@ def results(
     for at, name in enumerate(settings.targets):
         left = started + 60 * budget - clock()
         end = clock() + left / (len(settings.targets) - at)
-        longest = 0.0
+        longest: dict[str, float] = {}
         for what, run in jobs(settings, name, checkpoint):
             begun = clock()
-            if begun + (longest or FIRST) > end:
+            if begun + longest.get(what["kind"], FIRST) > end:
                 result["left_out"].append(what)
                 continue
             try:
@@ -179,7 +180,8 @@ def results(
                 # Of compilers, the runtime or memory: the other jobs still have theirs.
                 said = f"{type(error).__name__}: {str(error).strip()[-600:]}"
                 result["failed"].append({**what, "error": said})
-            longest = max(longest, clock() - begun)
+            spent = clock() - begun
+            longest[what["kind"]] = max(longest.get(what["kind"], 0.0), spent)
             save(result)
     return result
 

@@ -55,7 +55,7 @@ class Settings:
     methods: tuple[str, ...] = ("eagle3", "dflash")
     ks: tuple[int, ...] = (1, 2, 4, 7)
     rates: tuple[float, ...] = (0.3, 0.6, 0.9)
-    tokens: int = 192
+    tokens: int = 128
     passes: int = 3
     repeats: int = 20
 
