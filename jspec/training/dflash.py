@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.block_config import BlockConfig
@@ -16,10 +17,11 @@ from jspec.drafters.block_layers import block_forward, context_pairs, over_targe
 from jspec.drafters.dflash import DFlash
 from jspec.drafters.layers import borrowed_head
 from jspec.training.attention import Seen, causal, mix, near
+from jspec.training.embeddings import level, softened
 from jspec.training.lessons import Lesson, Words, head_of
 from jspec.training.recipe import Frame, Recipe, Step, across, cross_entropy
 
-__all__ = ["RECIPE", "block", "denoised", "over_words"]
+__all__ = ["RECIPE", "begin", "block", "denoised", "over_words"]
 
 
 def block(frame: Frame, *, part: float, from_anchor: bool) -> BlockConfig:
@@ -130,6 +132,18 @@ def drafts(
         yield Step(logits=logits)
 
 
+def begin(
+    name: str, shape: tuple[int, ...], target: Any, words: Words | None
+) -> np.ndarray | None:
+    """The final norm begins soft, for the head is the target's."""
+    return softened(target, shape[0]) if name == "norm" else None
+
+
+def gain(name: str, shape: tuple[int, ...], target: Any) -> float:
+    """A mask begins as large as a token."""
+    return 1 / level(target) if name == "mask_embedding" else 1.0
+
+
 RECIPE = Recipe(
     loss="cross-entropy at 7 masks behind an anchor, each 0.85 of the one before",
     plan=plan,
@@ -138,4 +152,6 @@ RECIPE = Recipe(
     steps=7,
     decay=0.85,
     dense=False,
+    begin=begin,
+    gain=gain,
 )

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jspec.drafters.dspark import DSpark
 from jspec.drafters.markov import DSparkConfig, bias, confidence
+from jspec.training import dflash
 from jspec.training.dflash import block, denoised, over_words
 from jspec.training.embeddings import condensed
 from jspec.training.lessons import Lesson, Truth, Words
@@ -75,10 +76,15 @@ def term(step: Step, truth: Truth) -> Float[Array, "B A"]:
 
 
 def begin(name: str, shape: tuple[int, ...], target: Any, words: Words | None) -> Any:
-    """The Markov head begins from the target's embedding, condensed, with no effect."""
+    """The Markov head begins from the target's embedding, condensed, with no effect.
+
+    The rest begins as DFlash's.
+    """
     if name == "markov.before":
         return condensed(target, shape[1])
-    return jnp.zeros(shape) if name == "markov.after" else None
+    if name == "markov.after":
+        return jnp.zeros(shape)
+    return dflash.begin(name, shape, target, words)
 
 
 RECIPE = Recipe(
@@ -91,4 +97,5 @@ RECIPE = Recipe(
     decay=0.85,
     dense=False,
     begin=begin,
+    gain=dflash.RECIPE.gain,
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["condensed", "level"]
+__all__ = ["condensed", "level", "softened"]
 
 
 def condensed(target: Any, width: int, *, size: float = 1.0) -> np.ndarray:
@@ -30,3 +30,12 @@ def level(target: Any) -> float:
     return float(
         1 / np.sqrt(np.square(np.asarray(target.embed[...], np.float32)).mean())
     )
+
+
+def softened(target: Any, width: int) -> np.ndarray:
+    """The gain of a final norm before the target's head: first logits of size one.
+
+    With a gain of one they are as large as a row of the head is long, and a drafter is
+    sure of what it does not know.
+    """
+    return np.full(width, level(target) / np.sqrt(width), np.float32)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int
 
 from jspec.drafters.mtp import MTP
 from jspec.drafters.mtp_config import MTPConfig
-from jspec.training.embeddings import level
+from jspec.training.embeddings import softened
 from jspec.training.lessons import Lesson, Words, head_of
 from jspec.training.pairs import roll_out
 from jspec.training.recipe import Frame, Recipe, Step, likelihood
@@ -53,10 +53,8 @@ def drafts(
 def begin(
     name: str, shape: tuple[int, ...], target: Any, words: Words | None
 ) -> np.ndarray | None:
-    """The gain of the final norm gives the target's head logits of size one."""
-    if name == MODULE + "norm":
-        return np.full(shape, level(target) / np.sqrt(shape[0]), np.float32)
-    return None
+    """The final norm begins soft, for the head is the target's."""
+    return softened(target, shape[0]) if name == MODULE + "norm" else None
 
 
 RECIPE = Recipe(
