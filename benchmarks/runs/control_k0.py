@@ -12,25 +12,23 @@ where weights lie in memory, which moved tokens/s by a tenth between servers tha
 had their own, is the same for all. A comparison is four short requests in the order
 none, own, own, none, then own, none, none, own: what drifts slowly falls on both
 alike. A ratio is that of the two geometric means of such a four; what is stated is the
-geometric mean of the ratios with a bootstrapped 95 % interval. A second server without
-a drafter is compared the same way: its distance from 1 is what the run cannot tell.
+median of the ratios with a bootstrapped 95 % interval. A second server without a
+drafter is compared the same way: its distance from 1 is what the run cannot tell.
 """
 
 import contextlib
-import json
-import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Annotated, Any
 from unittest import mock
 
-import numpy as np
 import typer
 
 import jspec
-from benchmarks import data, machine
-from benchmarks.claims import RESULTS, Claim
+from benchmarks import data
+from benchmarks.claims import Claim, record
+from benchmarks.spread import interval
 from jspec.control import Static
 from jspec.server import local
 from jspec.server.lab import Meter, measure
@@ -49,13 +47,15 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
     },
 }
 FIRST = "first token"
+EVERY = 4
+"""Turns to a comparison of first tokens, which take a long prompt each."""
 
 type Reading = Callable[[str, int], float]
 """Of a contestant and a turn: seconds to a first token, or tokens per second."""
 
 
 @contextlib.contextmanager
-def one_model() -> Iterator[None]:
+def one_model() -> Generator[None]:
     """Servers made meanwhile share the arrays of the first one's target."""
     loaded: list[Any] = []
 
@@ -86,15 +86,8 @@ def four(read: Reading, own: str, turn: int) -> tuple[float, float]:
     found: dict[str, list[float]] = {PLAIN: [], own: []}
     for name in order:
         found[name].append(read(name, turn))
-    return tuple(statistics.geometric_mean(found[name]) for name in (PLAIN, own))
-
-
-def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The geometric mean and its 95 % interval, by bootstrap with a fixed seed."""
-    logs = np.log(ratios)
-    drawn = np.random.default_rng(0).choice(logs, (4000, len(logs))).mean(axis=1)
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return math.exp(logs.mean()), math.exp(low), math.exp(high)
+    mean = statistics.geometric_mean
+    return mean(found[PLAIN]), mean(found[own])
 
 
 def judge(read: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> list[Claim]:
@@ -104,13 +97,13 @@ def judge(read: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> list[C
         late = quantity == FIRST
         for name, pairs in by_name.items():
             ratios = [a / b if late else b / a for a, b in pairs]
-            middle, low, high = interval(ratios)
+            low, high = interval(ratios, statistics.median)
             goal = round(1 / 1.02, 4) if late else 0.99
             claims.append(
                 Claim(
                     what=f"{name} at K = 0, {'none ÷ own' if late else 'own ÷ none'}: "
                     f"{quantity}",
-                    value=middle,
+                    value=statistics.median(ratios),
                     goal=None if name.startswith(PLAIN) else goal,
                     note=f"95 % interval {low:.3f} to {high:.3f}, "
                     f"{len(ratios)} comparisons",
@@ -120,8 +113,8 @@ def judge(read: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> list[C
 
 
 def main(
-    passes: Annotated[int, typer.Option(help="Comparisons of each.")] = 24,
-    tokens: Annotated[int, typer.Option(help="Of each row and reading.")] = 16,
+    passes: Annotated[int, typer.Option(help="Comparisons of each.")] = 16,
+    tokens: Annotated[int, typer.Option(help="Of each row and reading.")] = 24,
     batches: Annotated[str, typer.Option(help="Rows.")] = "1,8",
     seconds: Annotated[
         float | None, typer.Option(help="No comparison begins after so long.")
@@ -145,6 +138,7 @@ def main(
                     **options,
                 )
                 servers[name] = stack.enter_context(server)
+                print(f"{time.perf_counter() - started:.0f} s: {name} is ready")
 
         def rate(batch: int) -> Reading:
             def read(name: str, turn: int) -> float:
@@ -170,23 +164,17 @@ def main(
             if seconds is not None and time.perf_counter() - started > seconds:
                 break
             for quantity, reading in readings.items():
+                if quantity == FIRST and turn % EVERY:
+                    continue
                 for name in own:
                     read[quantity][name].append(four(reading, name, turn))
             print(f"{time.perf_counter() - started:.0f} s: {turn + 1} of {passes}")
-    claims = judge(read)
     result = {
-        **machine.commit(),
-        "machine": machine.describe(),
         "tokens": tokens,
         "seconds": round(time.perf_counter() - started),
         "read": read,
-        "claims": [claim.to_json() for claim in claims],
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    text = "\n".join(f"- {claim.sentence()}" for claim in claims) + "\n"
-    (RESULTS / f"{NAME}.md").write_text(text)
-    print(text)
+    record(NAME, result, judge(read))
 
 
 if __name__ == "__main__":

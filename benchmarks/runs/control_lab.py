@@ -4,18 +4,19 @@ Table: the sweep of concurrency that SGLang's adaptive schedule was made for; th
 GPU, where speculation stops to pay at dozens of requests. Here at a few.
 Command: `python -m benchmarks.runs.control_lab` (`jspec lab -o lab.json` alone)
 Expected: goodput ÷ the best static K ≥ 0.97 at 1, 8, 32 and 64 requests at once. The
-embedded model with prompt look-up, in its own dtype, on two cores of a server CPU.
+embedded model with prompt look-up, in its own dtype, on two cores of a server CPU. Two
+readings of each, the second in the reverse order; a ratio is that of their geometric
+means.
 """
 
-import json
 import time
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks import machine
-from benchmarks.claims import RESULTS, Claim
+from benchmarks.claims import Claim, record
 from jspec.server import lab
+from jspec.server.lab_table import show
 
 NAME = "control_lab"
 
@@ -53,6 +54,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Of each row and measurement.")] = 24,
     concurrency: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32,64",
     ks: Annotated[str, typer.Option(help="Static K beside 0.")] = "1,3,5",
+    passes: Annotated[int, typer.Option(help="Readings of each.")] = 2,
     method: Annotated[str, typer.Option(help="Without weights.")] = "ngram",
 ) -> None:
     """Runs the lab and writes JSON and table."""
@@ -67,21 +69,12 @@ def main(
         ks=[int(one) for one in ks.split(",")],
         concurrency=[int(one) for one in concurrency.split(",")],
         tokens=tokens,
+        passes=passes,
         progress=progress,
     )
-    lab.show(result)
-    claims = judge(result)
-    result |= {
-        **machine.commit(),
-        "machine": machine.describe(),
-        "seconds": round(time.perf_counter() - started),
-        "claims": [claim.to_json() for claim in claims],
-    }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{NAME}.json").write_text(json.dumps(result, indent=1) + "\n")
-    text = "\n".join(f"- {claim.sentence()}" for claim in claims) + "\n"
-    (RESULTS / f"{NAME}.md").write_text(text)
-    print(text)
+    show(result)
+    seconds = round(time.perf_counter() - started)
+    record(NAME, result | {"seconds": seconds}, judge(result))
 
 
 if __name__ == "__main__":

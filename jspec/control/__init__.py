@@ -1,7 +1,7 @@
 """How many tokens to draft: tables, feedback, budgets, costs. Nothing here is jax."""
 
 from jspec.control.adaptive import Adaptive
-from jspec.control.base import Controller, Static, representative
+from jspec.control.base import Controller, Size, Static, Tree, representative
 from jspec.control.correction import Corrected, Correction, Overload
 from jspec.control.costs import CostTable, Curve, Sample
 from jspec.control.estimator import Estimator
@@ -20,6 +20,8 @@ __all__ = [
     "Overload",
     "Sample",
     "Schedule",
+    "Size",
     "Static",
+    "Tree",
     "representative",
 ]

@@ -3,16 +3,60 @@
 import numbers
 import statistics
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Aggregate", "Controller", "Counts", "Static", "natural", "representative"]
+__all__ = [
+    "Aggregate",
+    "Controller",
+    "Counts",
+    "Size",
+    "Static",
+    "Tree",
+    "depth",
+    "natural",
+    "order",
+    "representative",
+    "spelled",
+]
 
 type Counts = Sequence[int] | np.ndarray
 """A number of tokens for each row."""
 
 type Aggregate = Literal["median", "mean", "max"]
+
+
+class Tree(NamedTuple):
+    """A round of a method that branches, where its trees come in sizes.
+
+    Attributes:
+      k: drafted tokens along the longest path.
+      nodes: of the tree, the anchor included.
+    """
+
+    k: int
+    nodes: int
+
+
+type Size = int | Tree
+"""What a round drafts: K, or K and the nodes of a tree. K alone: what the method does
+with it, a chain or a tree of its own size."""
+
+
+def depth(size: Size) -> int:
+    """K of a size."""
+    return size.k if isinstance(size, Tree) else size
+
+
+def order(size: Size) -> tuple[int, int]:
+    """Sorts sizes: by K, then by nodes."""
+    return (size.k, size.nodes) if isinstance(size, Tree) else (size, 0)
+
+
+def spelled(size: Size) -> str:
+    """A size as people read it: `4`, or `4/16`: K and the nodes of a tree."""
+    return f"{size.k}/{size.nodes}" if isinstance(size, Tree) else str(size)
 
 
 class Controller(Protocol):
@@ -24,15 +68,18 @@ class Controller(Protocol):
     One whose `confident` is true also has `hear(confidence, drafted, accepted)`: before
     each `update` it is told what the drafter said of the drafts of that round. A method
     that says nothing is refused for it at start-up.
+
+    One that chooses tree sizes has `Tree`s in its palette; it is refused at start-up
+    for methods whose trees have no size to choose. All others deal in K alone.
     """
 
     @property
-    def palette(self) -> tuple[int, ...]:
-        """Every K it may choose, ascending: what has to be compiled."""
+    def palette(self) -> tuple[Any, ...]:
+        """Every `Size` it may choose, ascending: what has to be compiled."""
         ...
 
-    def k(self, batch: int, context: int = 0) -> int:
-        """Drafted tokens of the next round.
+    def k(self, batch: int, context: int = 0) -> Any:
+        """The `Size` of the next round: drafted tokens, or a tree.
 
         Args:
           batch: rows that decode.
@@ -40,14 +87,14 @@ class Controller(Protocol):
         """
         ...
 
-    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
+    def update(self, accepted: Counts, batch: int, drafted: Any = None) -> None:
         """Learns from a round.
 
         Args:
           accepted: accepted drafts of each row, the bonus not counted.
           batch: rows that decoded.
-          drafted: K of that round, which is read after the next one was dispatched;
-            `None`: the K that this controller now chooses.
+          drafted: `Size` that it chose for that round, which is read after the next
+            one was dispatched; `None`: the one that this controller now chooses.
         """
         ...
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from jspec.control import economics
 from jspec.control.acceptance import emitted
+from jspec.control.base import Size, Tree, depth
 from jspec.control.costs import CostTable, Sample
 from jspec.control.goodput import best_k
 from jspec.control.schedule import Schedule
@@ -67,8 +68,8 @@ def from_rounds(
 ) -> CostTable:
     """The cost table of measured rounds and measured passes without a drafter.
 
-    Drafting is what a round takes beyond the pass, `observe` included. Where a pass
-    alone came out slower, drafting is free.
+    Drafting is what a round takes beyond the pass over a chain of K, `observe` and a
+    tree's other nodes included. Where a pass alone came out slower, drafting is free.
 
     Args:
       rounds: `size` is K; those at 0 are passes themselves.
@@ -76,10 +77,10 @@ def from_rounds(
       made: see `CostTable`.
     """
 
-    def medians(samples: Sequence[Sample]) -> dict[tuple[int, int, int], float]:
-        times: dict[tuple[int, int, int], list[float]] = {}
+    def medians(samples: Sequence[Sample]) -> dict[tuple[int, Size, int], float]:
+        times: dict[tuple[int, Size, int], list[float]] = {}
         for one in samples:
-            times.setdefault((one.batch, one.size, one.context), []).append(one.ms)
+            times.setdefault((one.batch, one.drafted, one.context), []).append(one.ms)
         return {key: statistics.median(ms) for key, ms in times.items()}
 
     plain = [
@@ -88,13 +89,14 @@ def from_rounds(
     passes = medians([*plain, *verify])
     drafts = [
         Sample(
-            ms=max(0.0, ms - passes[batch, batch * (k + 1), context]),
+            ms=max(0.0, ms - passes[batch, batch * (depth(size) + 1), context]),
             batch=batch,
-            size=k,
+            size=depth(size),
             context=context,
+            nodes=size.nodes if isinstance(size, Tree) else None,
         )
-        for (batch, k, context), ms in medians(rounds).items()
-        if k > 0
+        for (batch, size, context), ms in medians(rounds).items()
+        if size != 0
     ]
     return CostTable(verify=[*plain, *verify], draft=drafts, made=made)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jspec.control.base import natural
+from jspec.control.base import Size, Tree, depth, natural, order, spelled
 
 __all__ = ["CostTable", "Curve", "Sample"]
 
@@ -36,12 +36,20 @@ class Sample:
       batch: rows.
       size: tokens verified, all rows together; or tokens drafted by each row.
       context: tokens in the cache of each row.
+      nodes: of a drafted tree of this depth, the anchor included; `None`: the method's
+        own number.
     """
 
     ms: float
     batch: int
     size: int
     context: int = 0
+    nodes: int | None = None
+
+    @property
+    def drafted(self) -> Size:
+        """`size` and `nodes` of a proposal as a controller names them."""
+        return self.size if self.nodes is None else Tree(self.size, self.nodes)
 
 
 class Curve:
@@ -103,7 +111,8 @@ class CostTable:
 
         Args:
           verify: passes of the target; `size` is tokens, all rows together.
-          draft: proposals; `size` is K. None: drafting costs nothing.
+          draft: proposals; `size` is K. None: drafting costs nothing. What the pass
+            over a tree takes beyond that over a chain of K is among these.
           largest_tokens: of the largest executable; `None`: the largest measured.
           largest_batch: of the largest executable; `None`: the largest measured.
           made: how, when and on what it was measured; kept as it is.
@@ -117,7 +126,7 @@ class CostTable:
         self.largest_tokens = largest_tokens
         self.largest_batch = largest_batch
         self.made = dict(made or {})
-        self._known: dict[tuple[int, int], list[float]] = {}
+        self._known: dict[tuple[Size | None, int, int], list[float]] = {}
         self._batches = sorted({sample.batch for sample in verify})
         self._verify = {
             batch: _by_context(
@@ -127,12 +136,17 @@ class CostTable:
             for batch in self._batches
         }
         self._draft = {
-            k: _by_context(
-                [(s.context, s.batch, s.ms) for s in draft if s.size == k],
+            size: _by_context(
+                [(s.context, s.batch, s.ms) for s in draft if s.drafted == size],
                 largest_batch,
             )
-            for k in sorted({s.size for s in draft})
+            for size in sorted({s.drafted for s in draft}, key=order)
         }
+
+    @property
+    def drafted(self) -> tuple[Size, ...]:
+        """Every size of which proposals were measured, ascending."""
+        return tuple(self._draft)
 
     def verify_ms(self, tokens: Any, batch: int, context: int = 0) -> Any:
         """Of one pass of the target, for one number of tokens or an array of them.
@@ -146,16 +160,24 @@ class CostTable:
         if np.ndim(tokens):
             ms = _between(context, list(curves), _at(curves, np.asarray(tokens)))
             return np.maximum(ms, LEAST_MS)
-        key = (ahead, int(tokens))
+        key = (None, ahead, int(tokens))
         if key not in self._known:
             self._known[key] = _at(curves, np.array([tokens]))[:, 0].tolist()
         return max(_between(context, list(curves), self._known[key]), LEAST_MS)
 
-    def draft_ms(self, batch: int, k: int, context: int = 0) -> float:
-        """Of proposing K tokens a row: linear in K, and free at 0 unless measured."""
-        if not self._draft:
-            return 0.0
-        known = sorted({0, *self._draft})
+    def draft_ms(self, batch: int, drafted: Size, context: int = 0) -> float:
+        """Of proposing K tokens a row: linear in K, and free at 0 unless measured.
+
+        A tree must have been measured; one of more nodes costs no less.
+        """
+        if isinstance(drafted, Tree):
+            return self._tree_ms(batch, drafted, context)
+        if not self._draft or drafted == 0:
+            return self._draft_at(0, batch, context) if 0 in self._draft else 0.0
+        k = drafted
+        known = sorted({0, *(size for size in self._draft if isinstance(size, int))})
+        if known == [0] and 0 not in self._draft:
+            raise ValueError(f"drafts of K = {k} were not measured: trees alone were")
         ms = [
             self._draft_at(each, batch, context) if each in self._draft else 0.0
             for each in known
@@ -167,16 +189,17 @@ class CostTable:
         slope = (ms[ahead] - ms[ahead - 1]) / (known[ahead] - known[ahead - 1])
         return ms[ahead - 1] + slope * (max(k, 0) - known[ahead - 1])
 
-    def round_ms(self, batch: int, k: int, context: int = 0) -> float:
+    def round_ms(self, batch: int, drafted: Size, context: int = 0) -> float:
         """Of a whole round: the proposal, and the pass over K drafts and the anchor.
 
         The batch is padded to the next measured one.
         """
+        tokens = depth(drafted) + 1
         rows = batch
         if len(self._batches) > 1:
             rows = max(batch, self._batches[self._ahead(batch)])
-        return self.draft_ms(batch, k, context) + self.verify_ms(
-            rows * (k + 1), batch, context
+        return self.draft_ms(batch, drafted, context) + self.verify_ms(
+            rows * tokens, batch, context
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -221,9 +244,19 @@ class CostTable:
     def _ahead(self, batch: int) -> int:
         return min(bisect.bisect_left(self._batches, batch), len(self._batches) - 1)
 
-    def _draft_at(self, k: int, batch: int, context: int) -> float:
-        curves = self._draft[k]
-        key = (-1 - k, batch)
+    def _tree_ms(self, batch: int, tree: Tree, context: int) -> float:
+        measured = [size for size in self._draft if isinstance(size, Tree)]
+        if tree not in measured:
+            raise ValueError(
+                f"the draft of K/nodes {spelled(tree)} was not measured; measure it "
+                "(jspec calibrate --nodes)"
+            )
+        smaller = [size for size in measured if size.k == tree.k and size <= tree]
+        return max(self._draft_at(size, batch, context) for size in smaller)
+
+    def _draft_at(self, drafted: Size, batch: int, context: int) -> float:
+        curves = self._draft[drafted]
+        key = (drafted, 0, batch)
         if key not in self._known:
             self._known[key] = _at(curves, np.array([batch]))[:, 0].tolist()
         return _between(context, list(curves), self._known[key])

@@ -7,20 +7,25 @@ long that trials cost half a percent of the time, and twice as long if it fails 
 A K that may be better at the upper end of what is known is tried out the same way, so a
 K of 0 is left again when texts change.
 
+Where the method's trees come in sizes, a size (K and nodes) stands in the place of K.
+What a tree of one size keeps is not seen in rounds of another: each has evidence of its
+own, begins with what the next smaller one is worth, and is hoped to keep everything
+until it was tried (`cells.choose_tree`).
+
 With a fixed acceptance this is a table by batch and context; with costs that do not
 depend on K it takes as many drafts as are ever kept. With `confident`, what the drafter
 says of its latest drafts, calibrated by what was kept of them, takes the place of the
 averages: the confidence budget (`budget`) over whole rounds.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from jspec.control.acceptance import Acceptance, emitted, octave
-from jspec.control.base import Counts, natural
+from jspec.control.base import Counts, Size, Tree, depth, natural, order, spelled
 from jspec.control.budget import survival
+from jspec.control.cells import LEAST_TRIAL, MARGIN, SETTLED, Cell, choose_tree, top
 from jspec.control.costs import CostTable
 from jspec.control.estimator import Estimator, log_odds
 
@@ -28,19 +33,6 @@ __all__ = ["Goodput", "best_k"]
 
 INTERVAL = 4
 """Rounds from one decision of a cell to the next."""
-
-MARGIN = 0.02
-"""What a change must promise, as a share of the rate; taking back a trial: none."""
-
-SETTLED = 32
-"""Rounds after which a rise counts as right."""
-
-LEAST_WAIT = 8
-LONGEST_WAIT = 512
-"""Rounds between a change and the next rise."""
-
-SPENT_ON_TRIALS = 0.005
-"""Share of the time that trials which fail may cost."""
 
 
 def best_k(
@@ -57,24 +49,6 @@ def best_k(
     )
 
 
-@dataclasses.dataclass
-class _Cell:
-    """What a range of batches and contexts does now.
-
-    Attributes:
-      still: rounds since the last change.
-      decided: rounds since the last decision.
-      wait: rounds that a rise has to come after the last change.
-      left: the K before a rise that is still on trial.
-    """
-
-    k: int
-    still: int = 0
-    decided: int = 0
-    wait: int = LEAST_WAIT
-    left: int | None = None
-
-
 class Goodput:
     """Chooses K by expected tokens per millisecond."""
 
@@ -83,7 +57,7 @@ class Goodput:
         costs: CostTable,
         *,
         max_k: int | None = None,
-        palette: Sequence[int] | None = None,
+        palette: Sequence[Size] | None = None,
         confident: bool = False,
     ) -> None:
         """Knows costs, and nothing of the drafts.
@@ -91,55 +65,71 @@ class Goodput:
         Args:
           costs: measured; there is no default.
           max_k: the largest K to choose; `None`: the largest measured.
-          palette: K values to choose from; `None`: those whose drafts were measured,
-            and 0.
+          palette: sizes to choose from; `None`: those whose drafts were measured, and
+            0. A `Tree` must have been measured.
           confident: whether to believe the drafter about its drafts; see `hear`.
         """
-        measured = {sample.size for sample in costs.samples["draft"]}
         if palette is None:
-            palette = sorted(measured) or range(1, (max_k or 0) + 1)
-        chosen = {0, *(natural(k, "K") for k in palette)}
-        most = max(chosen) if max_k is None else natural(max_k, "max_k")
-        self._palette = tuple(sorted(k for k in chosen if k <= most))
+            palette = costs.drafted or range(1, (max_k or 0) + 1)
+        chosen = sorted({0, *map(_checked, palette)}, key=order)
+        most = depth(chosen[-1]) if max_k is None else natural(max_k, "max_k")
+        self._palette = tuple(size for size in chosen if depth(size) <= most)
         if self._palette == (0,) and most > 0:
             raise ValueError(
-                f"every measured K of {sorted(chosen)[1:]} exceeds {most}; measure "
-                "smaller ones (jspec calibrate -k)"
+                f"every measured K of {sorted({*map(depth, chosen[1:])})} exceeds "
+                f"{most}; measure smaller ones (jspec calibrate -k)"
+            )
+        unknown = [s for s in self._palette if isinstance(s, Tree)]
+        unknown = [spelled(size) for size in unknown if size not in costs.drafted]
+        if unknown:
+            raise ValueError(
+                f"the costs do not have the trees (K/nodes) {', '.join(unknown)}; "
+                "measure them (jspec calibrate --nodes)"
             )
         self.confident = confident
         self.acceptance = Acceptance()
+        self._trees: dict[Tree, Acceptance] = {}
+        smaller = None
+        for size in self._palette:
+            if isinstance(size, Tree):
+                smaller = self._trees[size] = Acceptance(smaller)
         self._costs = costs
         self._batches = sorted({sample.batch for sample in costs.samples["verify"]})
-        self._cells: dict[tuple[int, int], _Cell] = {}
+        self._cells: dict[tuple[int, int], Cell] = {}
         self._context = 0
-        self._estimator = Estimator(self._palette[-1], interval=25)
+        self._estimator = Estimator(depth(self._palette[-1]), interval=25)
         self._heard: list[float] | None = None
 
     @property
-    def palette(self) -> tuple[int, ...]:
+    def palette(self) -> tuple[Size, ...]:
         """What it chooses from."""
         return self._palette
 
-    def k(self, batch: int, context: int = 0) -> int:
-        """The K of the cell of this batch and context."""
+    def k(self, batch: int, context: int = 0) -> Size:
+        """The K, or the tree, of the cell of this batch and context."""
         self._context = context
         ahead = int(np.searchsorted(self._batches, batch))
         cell = self._cells.get((ahead, octave(context)))
         if cell is None:
             rates = self._rates(batch, context, self._tokens)
-            cell = self._cells[ahead, octave(context)] = _Cell(k=_best(rates))
-        cell.still += 1
-        cell.decided += 1
+            cell = self._cells[ahead, octave(context)] = Cell(k=top(rates))
+        cell.pass_round()
         if cell.decided >= (1 if self._heard else INTERVAL):
             cell.decided = 0
             self._decide(cell, batch, context)
         return cell.k
 
-    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
+    def update(self, accepted: Counts, batch: int, drafted: Size | None = None) -> None:
         """Learns what was kept; `hear` comes before, if at all."""
-        k = self._palette[-1] if drafted is None else drafted
-        self.acceptance.count(accepted, k, self._context)
-        if k == 0:
+        size = self._palette[-1] if drafted is None else drafted
+        for tree, acceptance in self._trees.items():
+            if tree == size:
+                acceptance.count(accepted, tree.k, self._context)
+            else:
+                acceptance.count((), 0, self._context)
+        if not isinstance(size, Tree):
+            self.acceptance.count(accepted, size, self._context)
+        if size == 0:
             self._heard = None
 
     def hear(self, confidence: np.ndarray, drafted: Counts, accepted: Counts) -> None:
@@ -160,65 +150,86 @@ class Goodput:
 
     def _tokens(self, k: int, context: int) -> list[float]:
         """Expected tokens with 0, 1, … drafts; beyond what was heard, on average."""
-        tokens = emitted(self.acceptance.mean(k, context))
+        tokens = self.acceptance.tokens(k, context)
         if not self._heard:
             return tokens
         heard = self._heard[: len(tokens)]
         last = len(heard) - 1
         return heard + [heard[-1] + more - tokens[last] for more in tokens[last + 1 :]]
 
+    def _usual(self, k: int, context: int) -> list[float]:
+        return self.acceptance.tokens(k, context)
+
     def _hoped(self, k: int, context: int) -> list[float]:
         return emitted(self.acceptance.upper(k, context))
 
     def _rates(
-        self, batch: int, context: int, tokens: Callable[[int, int], list[float]]
-    ) -> dict[int, float]:
-        expected = tokens(self._palette[-1], context)
-        return {
-            k: expected[k] / self._costs.round_ms(batch, k, context)
-            for k in self._palette
-        }
+        self,
+        batch: int,
+        context: int,
+        chain: Callable[[int, int], list[float]],
+        *,
+        hoped: bool = False,
+    ) -> dict[Size, float]:
+        """Tokens per millisecond of every size; `hoped`: what trees may be at best."""
+        expected = chain(depth(self._palette[-1]), context)
+        rates: dict[Size, float] = {}
+        for size in self._palette:
+            tokens = expected[depth(size)]
+            if isinstance(size, Tree):
+                known = self._trees[size]
+                read = known.upper if hoped else known.mean
+                tokens = emitted(read(size.k, context))[-1]
+            rates[size] = tokens / self._costs.round_ms(batch, size, context)
+        return rates
 
-    def _listening(self, rates: dict[int, float], batch: int, context: int) -> int:
+    def _listening(self, rates: dict[Size, float], batch: int, context: int) -> Size:
         """The best K; but 0, at which nothing is heard, only if it is on average, too.
 
         One round of doubtful drafts says little about those after it.
         """
-        best = _best(rates)
-        if best > 0 or not self._heard:
+        best = top(rates)
+        if best != 0 or not self._heard:
             return best
-        usual = emitted(self.acceptance.mean(self._palette[-1], context))
-        average = self._rates(batch, context, lambda k, context: usual)
-        return 0 if _best(average) == 0 else self._palette[1]
+        average = self._rates(batch, context, self._usual)
+        return 0 if top(average) == 0 else self._palette[1]
 
-    def _decide(self, cell: _Cell, batch: int, context: int) -> None:
-        if cell.left is not None and cell.still >= SETTLED:
-            cell.wait = max(LEAST_WAIT, cell.wait // 2)
-            cell.left = None
+    def _decide(self, cell: Cell, batch: int, context: int) -> None:
         rates = self._rates(batch, context, self._tokens)
-        best, now = self._listening(rates, batch, context), rates[cell.k]
-        margin = MARGIN if cell.left is None else 0.0
-        if best < cell.k and rates[best] > (1 + margin) * now:
-            if cell.left is not None:
-                fair = int(cell.still * (1 - now / rates[best]) / SPENT_ON_TRIALS)
-                cell.wait = max(LEAST_WAIT, fair, min(2 * cell.wait, 2 * fair))
-                cell.wait = min(cell.wait, LONGEST_WAIT)
-            cell.k, cell.still, cell.left = best, 0, None
+        if self._trees:
+            hoped = self._rates(batch, context, self._hoped, hoped=True)
+            choose_tree(cell, rates, hoped)
             return
-        if self._heard and best > cell.k and rates[best] > (1 + MARGIN) * now:
-            cell.k, cell.still, cell.left = best, 0, None
+        if cell.left is not None and cell.still < LEAST_TRIAL:
+            return
+        if cell.left is not None and cell.still >= SETTLED:
+            cell.succeed()
+        best, now = self._listening(rates, batch, context), rates[cell.k]
+        above, here = order(best) > order(cell.k), order(cell.k)
+        margin = MARGIN if cell.left is None else 0.0
+        if order(best) < here and rates[best] > (1 + margin) * now:
+            if cell.left is not None:
+                cell.fail(1 - now / rates[best])
+            cell.move(best)
+            return
+        if self._heard and above and rates[best] > (1 + MARGIN) * now:
+            cell.move(best)
             return
         if cell.still < cell.wait:
             return
-        wanted = best if rates[best] > (1 + MARGIN) * now else cell.k
-        if wanted <= cell.k:
+        wanted = best if above and rates[best] > (1 + MARGIN) * now else cell.k
+        if wanted == cell.k:
             hoped = self._rates(batch, context, self._hoped)
-            rises = [k for k in self._palette if k > cell.k]
+            rises = [size for size in self._palette if order(size) > here]
             wanted = next((k for k in rises if hoped[k] > (1 + MARGIN) * now), cell.k)
-        if wanted > cell.k:
-            cell.left = cell.k if cell.left is None else cell.left
-            cell.k, cell.still = wanted, 0
+        if wanted != cell.k:
+            cell.move(wanted, left=cell.k if cell.left is None else cell.left)
 
 
-def _best(rates: dict[int, float]) -> int:
-    return max(rates, key=lambda k: (rates[k], -k))
+def _checked(size: Size) -> Size:
+    """A size that can be: a K, or a tree that holds its longest path."""
+    if not isinstance(size, Tree):
+        return natural(size, "K")
+    natural(size.k, "K of a tree", 1)
+    natural(size.nodes, f"nodes of a tree of K = {size.k}", size.k + 1)
+    return size

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jspec.control.base import Controller, Counts, Static
+from jspec.control.base import Controller, Counts, Static, Tree, spelled
 from jspec.control.costs import CostTable
 from jspec.control.traces import Arrival, generate
 
@@ -136,6 +136,12 @@ def simulate(
       seed: of the coins.
     """
     waiting = deque(enumerate(sorted(trace, key=lambda arrival: arrival.ms)))
+    sized = [size for size in controller.palette if isinstance(size, Tree)]
+    if sized:
+        raise ValueError(
+            f"a trace says how often the drafts of a chain are kept, and nothing of "
+            f"the tree (K/nodes) {spelled(sized[0])}"
+        )
     rows: list[_Row] = []
     late: deque[tuple[np.ndarray, list[int]]] = deque()
     rounds_at: Counter[int] = Counter()

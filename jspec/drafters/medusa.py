@@ -87,6 +87,8 @@ class Medusa:
         row's own temperature. "auto": drawn in a chain, certain in a tree.
       widths: candidates of each node at each depth; `()`: a chain.
       choices: instead, the paths of a tree as ranks, as Medusa writes them.
+      tree_nodes: most nodes of the tree, the anchor included: those of the lowest ranks
+        stay. `None`: all that `widths` or `choices` name.
       confidence_threshold: a chain ends before its survival falls below it.
     """
 
@@ -103,6 +105,7 @@ class Medusa:
     draft_sampling: Literal["auto", "greedy", "probabilistic"] = "auto"
     widths: Sequence[int] = ()
     choices: Sequence[Sequence[int]] = ()
+    tree_nodes: int | None = None
     confidence_threshold: float = 0.0
 
     def __post_init__(self) -> None:
@@ -119,6 +122,7 @@ class Medusa:
             raise ValueError("widths and choices both say what the tree is; give one")
         check_threshold(self.confidence_threshold)
         tree = self._tree
+        self._check_nodes(tree)
         if tree is not None and (
             self.draft_sampling == "probabilistic" or self.confidence_threshold
         ):
@@ -144,6 +148,21 @@ class Medusa:
         if self.choices:
             return StaticTree.from_choices(self.choices)
         return StaticTree.full(self.widths) if self.widths else None
+
+    def _check_nodes(self, tree: StaticTree | None) -> None:
+        nodes = self.tree_nodes
+        if nodes is None:
+            return
+        if tree is None:
+            raise ValueError(
+                f"tree_nodes={nodes} needs a tree (widths or choices): a chain has "
+                f"num_speculative_tokens drafts"
+            )
+        if not isinstance(nodes, int) or not 1 <= nodes <= tree.nodes:
+            raise ValueError(
+                f"tree_nodes must lie in 1..{tree.nodes}, the nodes that the tree has, "
+                f"not {nodes!r}"
+            )
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -213,6 +232,7 @@ class Medusa:
         ids, tree = weights.get("ids"), self._tree
         if tree is not None:
             tree = tree.up_to(self.gamma)
+            tree = tree if self.tree_nodes is None else tree.likeliest(self.tree_nodes)
             found = top_candidates(logits, tree.width).ids
             proposal = tree.propose(anchor, found if ids is None else ids[found])
             alive = jnp.where((length > 0)[:, None], proposal.parent, DEAD)

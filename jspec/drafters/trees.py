@@ -130,6 +130,26 @@ class StaticTree:
             rank=tuple(self.rank[old] for old in order[:count]),
         )
 
+    def likeliest(self, nodes: int) -> Self:
+        """The tree without all but `nodes` nodes: those of the lowest ranks, summed.
+
+        A node counts one more than its rank, so none stays without its parent; of two
+        that count alike the deeper one stays.
+        """
+        ranks = [0]
+        for parent, rank in zip(self.parent[1:], self.rank[1:], strict=True):
+            ranks.append(ranks[parent] + rank)
+        depth = self.depth
+        best = sorted(
+            range(self.nodes), key=lambda node: (ranks[node] + depth[node], ranks[node])
+        )[:nodes]
+        place = {old: new for new, old in enumerate(sorted(best))}
+        return dataclasses.replace(
+            self,
+            parent=tuple(place.get(self.parent[old], DEAD) for old in place),
+            rank=tuple(self.rank[old] for old in place),
+        )
+
     def propose(self, anchor: Int[Array, " B"], ids: Int[Array, "B G C"]) -> Proposal:
         """Fills the tree with what heads predict without seeing each other's tokens.
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jspec import decode
+from jspec.control.base import Size, Tree, depth, order, spelled
 from jspec.decode import DecodeState
 from jspec.drafters.base import Drafter
 from jspec.models.base import Target
@@ -19,7 +20,7 @@ from jspec.rounds import DEAD
 from jspec.rules import WORD_TOKENS, WORDS
 from jspec.verify import Verification
 
-__all__ = ["Buckets", "Executables", "powers"]
+__all__ = ["Buckets", "Executables", "powers", "sized"]
 
 
 def powers(largest: int, smallest: int = 1) -> tuple[int, ...]:
@@ -32,6 +33,13 @@ def powers(largest: int, smallest: int = 1) -> tuple[int, ...]:
     return (*sizes, largest)
 
 
+def sized(drafter: Drafter, size: Size) -> Drafter:
+    """A drafter whose rounds are of this size, over the same memory."""
+    if isinstance(size, Tree):
+        return dataclasses.replace(drafter, gamma=size.k, tree_nodes=size.nodes)
+    return dataclasses.replace(drafter, gamma=size)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Buckets:
     """Every shape that a step may have.
@@ -39,25 +47,25 @@ class Buckets:
     Attributes:
       batch: rows of a round.
       prompt: tokens of a piece of a prompt.
-      gammas: drafted tokens of a round (the palette).
+      gammas: drafted tokens of a round, and its tree's nodes (the palette).
     """
 
     batch: tuple[int, ...]
     prompt: tuple[int, ...]
-    gammas: tuple[int, ...]
+    gammas: tuple[Size, ...]
 
     def __post_init__(self) -> None:
         """Refuses what is not a rising list."""
         for field in dataclasses.fields(self):
             sizes = getattr(self, field.name)
-            if not sizes or list(sizes) != sorted(set(sizes)):
+            if not sizes or list(sizes) != sorted(set(sizes), key=order):
                 raise ValueError(f"{field.name} buckets must rise, not {sizes}")
 
     @staticmethod
-    def fit(size: int, sizes: Sequence[int], what: str) -> int:
-        """The smallest bucket that holds `size`."""
+    def fit[S: Size](size: int, sizes: Sequence[S], what: str) -> S:
+        """The smallest bucket that holds `size`; of trees, their depth counts."""
         for bucket in sizes:
-            if size <= bucket:
+            if size <= depth(bucket):
                 return bucket
         raise ValueError(f"{what} {size} exceeds the largest bucket, {sizes[-1]}")
 
@@ -155,18 +163,17 @@ class Executables:
                 )
         round = {}
         for gamma in buckets.gammas:
-            drafting = dataclasses.replace(drafter, gamma=gamma)
             step = functools.partial(
                 decode.decode_round,
-                drafter=drafting,
+                drafter=sized(drafter, gamma),
                 verification=verification,
                 kernels=kernels,
             )
             step = with_drafts(step) if given else with_weights(step)
             for batch in buckets.batch:
-                drafts = _no_drafts(batch, gamma)
+                drafts = _no_drafts(batch, depth(gamma))
                 round[gamma, batch] = self._compile(
-                    f"round K={gamma} batch={batch}",
+                    f"round K={spelled(gamma)} batch={batch}",
                     step,
                     (shardings, None),
                     np.zeros(batch, np.int32),
@@ -283,7 +290,7 @@ class Executables:
         self,
         state: DecodeState,
         rows: Sequence[int],
-        gamma: int,
+        gamma: Size,
         drafts: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> tuple[DecodeState, decode.Emission]:
         """Decodes one round of the rows named.
@@ -300,7 +307,7 @@ class Executables:
         padded[: len(rows)] = rows
         if not self.given:
             return self._round[gamma, size](self._leaves, state, padded)
-        put = _no_drafts(size, gamma)
+        put = _no_drafts(size, depth(gamma))
         for whole, part in zip(put, drafts or (), strict=False):
             whole[: part.shape[0], : part.shape[1]] = part
         return self._round[gamma, size](self._leaves, state, padded, put)
@@ -308,7 +315,7 @@ class Executables:
 
 def _spans(buckets: Buckets, state: DecodeState) -> tuple[int, ...]:
     """One row, or all: rows catch up rarely, and every shape is a compilation."""
-    if state.backlog is None or buckets.gammas[-1] == 0:
+    if state.backlog is None or buckets.gammas == (0,):
         return ()
     return tuple(sorted({1, buckets.batch[-1]}))
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jspec.cache import CacheLayout
-from jspec.control.base import Controller, Static
+from jspec.control.base import Controller, Size, Static, Tree, depth, spelled
 from jspec.decode import (
     SPAN,
     STANDARD,
@@ -61,7 +61,8 @@ class Counters:
       wait_seconds: spent waiting for the device.
       host_seconds: spent on everything else while there was work.
       gammas: rounds by drafted tokens.
-      switches: rounds whose drafted tokens differ from those of the round before.
+      nodes: rounds by the nodes of their tree, where a controller chooses these.
+      switches: rounds of another size (drafted tokens, tree) than the round before.
       catch_ups: times the drafter observed what rounds without drafts had left.
     """
 
@@ -79,6 +80,9 @@ class Counters:
     wait_seconds: float = 0.0
     host_seconds: float = 0.0
     gammas: collections.Counter[int] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    nodes: collections.Counter[int] = dataclasses.field(
         default_factory=collections.Counter
     )
     switches: int = 0
@@ -137,13 +141,14 @@ class Engine:
                 f"a layout with room {layout.room} is too small: max_model_len "
                 f"{max_model_len} and a drafted tree take {max_model_len + spare} slots"
             )
+        _check_trees(drafter, buckets, spare)
         self.config = target.config
         self.gamma = drafter.gamma
         self.verification = verification
         self.layout = layout
         self.buckets = buckets
         self.counters = Counters()
-        self._controller = controller or Static(self.gamma)
+        self._controller: Controller = controller or Static(self.gamma)
         self._hear = None
         if getattr(controller, "confident", False):
             self._hear = getattr(controller, "hear", None)
@@ -153,7 +158,7 @@ class Engine:
                 "method's drafts say nothing of themselves; schedule='goodput:PATH' "
                 "needs no more than a cost table"
             )
-        self._last_gamma: int | None = None
+        self._last_gamma: Size | None = None
         self._seed = seed
         self._unseeded = 0
         self._vocab = target.config.vocab_size
@@ -195,7 +200,7 @@ class Engine:
         self._stops: dict[int, tuple[int, ...]] = {}
         self._behind = [0] * layout.rows
         """Tokens that each row's drafter has not observed."""
-        self._pending: tuple[Plan, int, bool, Emission | None] | None = None
+        self._pending: tuple[Plan, Size, bool, Emission | None] | None = None
 
     @property
     def free_pages(self) -> int:
@@ -338,14 +343,15 @@ class Engine:
             self.scheduler.fail(request.id, error)
             self.counters.requests["error"] += 1
 
-    def _dispatch(self, plan: Plan) -> tuple[int, bool, Emission | None]:
-        """The K that was chosen, whether the drafter saw all, and what was emitted."""
+    def _dispatch(self, plan: Plan) -> tuple[Size, bool, Emission | None]:
+        """The chosen size, whether the drafter saw all, and what was emitted."""
         state = self._state
         assert state is not None, "the state was lost in a step that failed"
         self._state = None
         for admission in plan.admit:
             state = self._admit(state, admission)
-        k, observed, emission = 0, True, None
+        k: Size = 0
+        observed, emission = True, None
         if plan.rows:
             k = self._round_gamma(plan)
         if plan.prefill is not None:
@@ -354,13 +360,15 @@ class Engine:
         if plan.rows:
             gamma, drafts = k, None
             if self.host is not None:
-                drafts = self.host.draft(plan.requests, gamma)
+                drafts = self.host.draft(plan.requests, depth(gamma))
                 gamma = Buckets.fit(drafts[0].shape[1], self.buckets.gammas, "a draft")
             self.counters.rounds += 1
-            self.counters.gammas[gamma] += 1
+            self.counters.gammas[depth(gamma)] += 1
+            if isinstance(gamma, Tree):
+                self.counters.nodes[gamma.nodes] += 1
             self.counters.switches += self._last_gamma not in (None, gamma)
             self._last_gamma = gamma
-            if gamma > 0:
+            if gamma != 0:
                 state = self._catch_up(state, plan.rows)
             state, emission = self.executables.round(state, plan.rows, gamma, drafts)
             if gamma == 0 and self.executables.spans:
@@ -403,7 +411,7 @@ class Engine:
         self.counters.catch_ups += pieces
         return state
 
-    def _round_gamma(self, plan: Plan) -> int:
+    def _round_gamma(self, plan: Plan) -> Size:
         """The controller's choice, but no more than any row of the round may use."""
         overload = getattr(self._controller, "overload", None)
         if overload is not None:
@@ -411,8 +419,11 @@ class Engine:
             waiting = self.scheduler.waiting
             overload.observe(kv_usage=100 * used, preempted=0, queue=waiting)
         most = max(self._allowed(request) for request in plan.requests)
-        chosen = min(self._controller.k(plan.batch, plan.context), most)
-        return Buckets.fit(chosen, self.buckets.gammas, "num_speculative_tokens")
+        chosen = self._controller.k(plan.batch, plan.context)
+        if isinstance(chosen, Tree) and chosen.k <= most:
+            return chosen
+        k = min(depth(chosen), most)
+        return Buckets.fit(k, self.buckets.gammas, "num_speculative_tokens")
 
     def _allowed(self, request: Request) -> int:
         own = request.params.num_speculative_tokens
@@ -498,7 +509,7 @@ class Engine:
         ]
 
     def _settle(
-        self, plan: Plan, emitted: list[Emitted], k: int, observed: bool
+        self, plan: Plan, emitted: list[Emitted], k: Size, observed: bool
     ) -> None:
         before = [request.delivered for request in plan.requests]
         counted = [request.speculation for request in plan.requests]
@@ -519,7 +530,7 @@ class Engine:
         shown = [
             one
             for request, one in zip(plan.requests, emitted, strict=True)
-            if not request.finished and self._allowed(request) >= k
+            if not request.finished and self._allowed(request) >= depth(k)
         ]
         if shown:
             accepted = [one.accepted for one in shown]
@@ -527,3 +538,20 @@ class Engine:
                 said = np.array([one.confidence for one in shown])
                 self._hear(said, [one.drafted for one in shown], accepted)
             self._controller.update(accepted, plan.batch, k)
+
+
+def _check_trees(drafter: Drafter, buckets: Buckets, spare: int) -> None:
+    """Refuses trees that the method cannot make that small or that large."""
+    for size in buckets.gammas:
+        if not isinstance(size, Tree):
+            continue
+        if not (drafter.branching and hasattr(drafter, "tree_nodes")):
+            raise ValueError(
+                f"the schedule chooses trees (K/nodes {spelled(size)}), and this "
+                "method, with its options, drafts none of a chosen number of nodes"
+            )
+        if size.nodes > spare + 1:
+            raise ValueError(
+                f"the schedule's tree of {size.nodes} nodes exceeds tree_nodes, "
+                f"{spare + 1}: give method_options={{'tree_nodes': {size.nodes}}}"
+            )

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jspec.control.base import Size, depth
 from jspec.engine.engine import Engine
 
 __all__ = ["fits", "time_rounds"]
 
 
-def fits(engine: Engine, *, batch: int, gammas: Sequence[int], context: int) -> bool:
+def fits(engine: Engine, *, batch: int, gammas: Sequence[Size], context: int) -> bool:
     """Whether there are rows and pages for such rounds."""
     layout = engine.layout
     need = _pages(engine, gammas, context)
@@ -22,14 +23,14 @@ def fits(engine: Engine, *, batch: int, gammas: Sequence[int], context: int) -> 
     )
 
 
-def time_rounds(
+def time_rounds[S: Size](
     engine: Engine,
     *,
     batch: int,
-    gammas: Sequence[int],
+    gammas: Sequence[S],
     context: int,
     repeats: int,
-) -> dict[int, list[float]]:
+) -> dict[S, list[float]]:
     """Milliseconds of whole rounds, from dispatch until the device is done.
 
     Each row has pages of its own, as many as `context` tokens take; what is written in
@@ -40,7 +41,7 @@ def time_rounds(
     Args:
       engine: that serves nobody, before and after: what its pages held is lost.
       batch: rows.
-      gammas: drafted tokens; each has an executable.
+      gammas: drafted tokens, or trees; each has an executable.
       context: tokens in the cache of each row.
       repeats: timed rounds of each.
     """
@@ -52,7 +53,7 @@ def time_rounds(
             f"{batch * _pages(engine, gammas, context)} pages and rows of as many; "
             f"there are {engine.layout.pages}"
         )
-    spent: dict[int, list[float]] = {gamma: [] for gamma in gammas}
+    spent: dict[S, list[float]] = {gamma: [] for gamma in gammas}
     for turn in range(repeats + 1):
         for gamma in gammas:
             ms = _round(engine, batch, gamma, context, _pages(engine, gammas, context))
@@ -61,12 +62,13 @@ def time_rounds(
     return spent
 
 
-def _pages(engine: Engine, gammas: Sequence[int], context: int) -> int:
-    tokens = context + max(gammas) + 1 + engine.scheduler.spare
+def _pages(engine: Engine, gammas: Sequence[Size], context: int) -> int:
+    tokens = context + max(map(depth, gammas)) + 1 + engine.scheduler.spare
     return -(-tokens // engine.layout.page_size)
 
 
-def _round(engine: Engine, batch: int, gamma: int, context: int, pages: int) -> float:
+def _round(engine: Engine, batch: int, gamma: Size, context: int, pages: int) -> float:
+    k = depth(gamma)
     state, executables = engine._state, engine.executables
     assert state is not None, "the state was lost in a step that failed"
     for row in range(batch):
@@ -75,15 +77,15 @@ def _round(engine: Engine, batch: int, gamma: int, context: int, pages: int) -> 
         entry.table[0] = engine.layout.pages
         entry.table[0, :pages] = np.arange(row * pages, (row + 1) * pages)
         entry.live[0] = True
-        entry.budget[0] = context + gamma + 2
+        entry.budget[0] = context + k + 2
         entry.stops[0] = -1
-        entry.gamma[0] = gamma
+        entry.gamma[0] = k
         entry.sampling.top_p[0] = 1.0
         state = executables.admit(state, row, entry)
     drafts = None
-    if engine.host is not None and gamma:
-        chain = np.broadcast_to(np.arange(gamma, dtype=np.int32), (batch, gamma))
-        drafts = np.zeros((batch, gamma), np.int32), chain
+    if engine.host is not None and k:
+        chain = np.broadcast_to(np.arange(k, dtype=np.int32), (batch, k))
+        drafts = np.zeros((batch, k), np.int32), chain
     jax.block_until_ready(state)
     began = time.perf_counter()
     done = jax.block_until_ready(

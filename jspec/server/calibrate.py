@@ -42,13 +42,15 @@ class Calibration:
 
     Attributes:
       rates: acceptance of each position that the schedule assumes.
+      best: the best K of each point; of trees none, whose acceptance no rate says.
+      schedule: the table of these.
       left_out: batches and contexts that the pages do not hold.
     """
 
     costs: CostTable
     rates: tuple[float, ...]
     best: tuple[Best, ...]
-    schedule: Schedule
+    schedule: Schedule | None
     left_out: tuple[tuple[int, int], ...]
 
 
@@ -100,11 +102,15 @@ def calibrate(
         raise ValueError(
             f"method {name!r} drafts nothing on the device: there is nothing to measure"
         )
+    drafted = dict(method_options or {})
+    if grid.nodes:
+        _check_trees(name, drafting)
+        drafted = {"tree_nodes": max(grid.nodes)} | drafted
     made = {
         "target": fingerprint(path),
         "drafter": fingerprint(source),
         "method": name,
-        "options": dict(method_options or {}),
+        "options": drafted,
         "draft_sampling": draft_sampling,
         "verification": verification,
         "dtype": dtype or read_manifest(path)["dtype"],
@@ -118,21 +124,21 @@ def calibrate(
         "method": name,
         "drafter": drafter,
         "draft_sampling": draft_sampling,
-        "method_options": method_options,
+        "method_options": drafted or None,
     }
     count = 2 * len(list(grid.points))
-    for kind, ks, options in (
-        ("rounds", (0, *grid.ks), own),
+    for kind, sizes, options in (
+        ("rounds", (0, *grid.sizes), own),
         ("passes", grid.ks, {"method": GIVEN}),
     ):
-        record.measure(kind, ks, grid, path, options | shared, count, progress)
+        record.measure(kind, sizes, grid, path, options | shared, count, progress)
     calibration = _conclude(record, grid, rates, drafting.about.passes, path)
     record.finish(
         {
             **calibration.costs.to_json(),
             "acceptance": list(calibration.rates),
             "best": [dataclasses.asdict(one) for one in calibration.best],
-            "schedule": [list(entry) for entry in calibration.schedule.entries()],
+            **_entries(calibration.schedule),
             "left_out": [list(one) for one in calibration.left_out],
         }
     )
@@ -142,8 +148,11 @@ def calibrate(
 def export(calibration: Calibration, output: Path) -> list[Path]:
     """Writes the schedule as vLLM, SGLang and depthchart read it, beside `output`.
 
-    SGLang's file knows no context: it has the K of the middle one.
+    SGLang's file knows no context: it has the K of the middle one. Trees have no place
+    in these files: nothing is written of them.
     """
+    if calibration.schedule is None:
+        return []
     contexts = sorted({one.context for one in calibration.best})
     middle = contexts[len(contexts) // 2]
     written = []
@@ -167,6 +176,11 @@ def _conclude(
         raise ValueError(f"kv_pages {grid.kv_pages} hold no point of the grid")
     palette = (0, *sorted(grid.ks))
     costs = from_rounds(rounds, given, record.made)
+    left_out = tuple(record.left_out)
+    if grid.nodes:
+        return Calibration(
+            costs=costs, rates=rates, best=(), schedule=None, left_out=left_out
+        )
     batches = sorted({one.batch for one in rounds})
     contexts = sorted({one.context for one in rounds})
     found = constants(costs, palette, passes)
@@ -180,8 +194,23 @@ def _conclude(
         rates=rates,
         best=tuple(best),
         schedule=to_schedule(best, max_model_len=read_config(target).max_position),
-        left_out=tuple(record.left_out),
+        left_out=left_out,
     )
+
+
+def _entries(schedule: Schedule | None) -> dict[str, Any]:
+    if schedule is None:
+        return {}
+    return {"schedule": [list(entry) for entry in schedule.entries()]}
+
+
+def _check_trees(method: str, drafter: Any) -> None:
+    if not (drafter.branching and hasattr(drafter, "tree_nodes")):
+        raise ValueError(
+            f"method {method!r} with these options drafts no trees of a chosen number "
+            "of nodes: leave out --nodes, or let it branch (--option tree_width=4, "
+            "Medusa: --option widths=[4,2,1])"
+        )
 
 
 def _rates(alpha: Sequence[float], k: int) -> tuple[float, ...]:

@@ -42,6 +42,10 @@ def calibrate(
         list[int] | None,
         typer.Option("-k", help="Drafted tokens; may repeat. 1, 2, 4, 8 if unset."),
     ] = None,
+    nodes: Annotated[
+        list[int] | None,
+        typer.Option(help="Nodes of trees, the anchor included; may repeat."),
+    ] = None,
     max_batch: Annotated[
         int, typer.Option(help="Every power of two up to it is measured.")
     ] = 8,
@@ -73,6 +77,7 @@ def calibrate(
             contexts=tuple(sorted(context or (128, 1024, 4096))),
             repeats=repeats,
             kv_pages=kv_pages,
+            nodes=tuple(sorted(nodes or ())),
         )
         with bar("measuring", show=sys.stderr.isatty(), left=True) as progress:
             found = measuring.calibrate(
@@ -89,14 +94,26 @@ def calibrate(
                 progress=progress,
             )
         written = measuring.export(found, output)
-        picture = figure or output.with_suffix(".png")
-        title = f"{target}, {found.costs.made['method']}, acceptance {found.rates[0]:g}"
-        draw_best(picture, found.best, title=title)
+        if found.best:
+            picture = figure or output.with_suffix(".png")
+            name = found.costs.made["method"]
+            title = f"{target}, {name}, acceptance {found.rates[0]:g}"
+            draw_best(picture, found.best, title=title)
+            written.append(picture)
+        elif figure is not None:
+            raise ValueError(
+                "--figure maps the best K; of trees (--nodes) none is known before "
+                "their acceptance is"
+            )
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(one) for one in found.best]))
+        found_json = found.best or found.costs.samples["draft"]
+        typer.echo(json.dumps([dataclasses.asdict(one) for one in found_json]))
         return
-    _print_best(found)
-    for path in (output, *written, picture):
+    if found.best:
+        _print_best(found)
+    else:
+        _print_trees(found)
+    for path in (output, *written):
         typer.echo(f"wrote {path}")
 
 
@@ -124,6 +141,7 @@ def lab(
     """Sweeps concurrency: the K each controller settles on, and whether it was best."""
     with errors():
         from jspec.server import lab as laboratory
+        from jspec.server.lab_table import show
 
         with bar("measuring", show=sys.stderr.isatty(), left=True) as progress:
             result = laboratory.sweep(
@@ -138,7 +156,7 @@ def lab(
                 progress=progress,
             )
         output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    laboratory.show(result)
+    show(result)
     typer.echo(f"wrote {output}")
 
 
@@ -183,6 +201,34 @@ def _print_best(found: Any) -> None:
             str(one.measured),
             f"{one.gain:.2f}×",
         )
+    Console().print(table)
+    for batch, context in found.left_out:
+        typer.echo(f"left out, for want of pages: batch {batch} at context {context}")
+
+
+def _print_trees(found: Any) -> None:
+    """What each tree must bring: its round in rounds without drafts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from jspec.control.base import spelled
+
+    costs = found.costs
+    table = Table(
+        box=None,
+        padding=(0, 2, 0, 0),
+        caption="K/nodes: a round in rounds without drafts, so the tokens from which "
+        "it gains. goodput:PATH learns what each brings.",
+    )
+    for column in ("context", "batch", *map(spelled, costs.drafted)):
+        table.add_column(column, justify="right", no_wrap=True)
+    points = {(one.context, one.batch) for one in costs.samples["verify"]}
+    for context, batch in sorted(points):
+        plain = costs.round_ms(batch, 0, context)
+        shares = (
+            costs.round_ms(batch, size, context) / plain for size in costs.drafted
+        )
+        table.add_row(str(context), str(batch), *(f"{share:.2f}" for share in shares))
     Console().print(table)
     for batch, context in found.left_out:
         typer.echo(f"left out, for want of pages: batch {batch} at context {context}")

@@ -16,6 +16,7 @@ LABELS: Mapping[str, str] = MappingProxyType(
     {
         "requests": "finish_reason",
         "rounds_by_num_speculative_tokens": "num_speculative_tokens",
+        "rounds_by_tree_nodes": "nodes",
         "start_seconds": "phase",
         "compile_seconds": "executable",
     }
@@ -27,6 +28,7 @@ GROWING = frozenset(
         "requests",
         "rounds",
         "rounds_by_num_speculative_tokens",
+        "rounds_by_tree_nodes",
         "num_speculative_tokens_switches",
         "drafter_catch_ups",
         "emitted_tokens",

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import statistics
 import threading
 import time
 from collections import Counter
@@ -12,14 +13,14 @@ from typing import Any
 import jax
 
 from jspec.control import Adaptive, Controller, CostTable, Goodput, Sample, Static
-from jspec.control.base import Counts
+from jspec.control.base import Counts, Size
 from jspec.control.slots import SGLANG_DEFAULT
 from jspec.engine.buckets import powers
 from jspec.engine.probe import time_rounds
 from jspec.params import SamplingParams
 from jspec.server.local import Prompt, Server, serve
 
-__all__ = ["TEXTS", "Meter", "break_even", "measure", "round_costs", "show", "sweep"]
+__all__ = ["TEXTS", "Meter", "break_even", "measure", "round_costs", "sweep"]
 
 TEXTS = (
     "Explain in three sentences why the sky is blue.",
@@ -55,7 +56,7 @@ class Meter:
         self._rounds = []
         self.done.clear()
 
-    def k(self, batch: int, context: int = 0) -> int:
+    def k(self, batch: int, context: int = 0) -> Size:
         """The choice of who is measured, for a full batch; 0 for others."""
         return self._inner.k(batch, context) if batch == self._batch else 0
 
@@ -125,12 +126,13 @@ def sweep(
     concurrency: Sequence[int] = (1, 8, 32, 64),
     tokens: int = 24,
     prompts: Sequence[str] = TEXTS,
+    passes: int = 1,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Every static K and every controller at each load, on the same texts.
 
     Costs are measured first, in the same engine. Each controller is new at each load
-    and sees the texts twice; the second time counts.
+    and sees the texts once before it counts.
 
     Args:
       target: as for `jspec.serve`, like what follows.
@@ -142,6 +144,8 @@ def sweep(
       concurrency: requests at once.
       tokens: of each row and measurement.
       prompts: taken in turn.
+      passes: readings of each, every other time in the reverse order; their geometric
+        mean is what counts.
       progress: told what was measured, how many of how many.
     """
     meter = Meter(ks)
@@ -172,22 +176,34 @@ def sweep(
             "loads": [],
         }
         names = [*(f"K={k}" for k in meter.palette), *_controllers(costs, most, ks)]
-        count = len(concurrency) * len(names)
+        count = len(concurrency) * len(names) * passes
         for at, load in enumerate(concurrency):
             rows = list(itertools.islice(itertools.cycle(asked), load))
             rivals: dict[str, Controller] = {
                 f"K={k}": Static(k) for k in meter.palette
             } | _controllers(costs, most, ks)
-            read = {}
-            for done, (name, rival) in enumerate(rivals.items(), 1):
-                if not isinstance(rival, Static):
-                    measure(server, meter, rival, rows, tokens)
-                read[name] = measure(server, meter, rival, rows, tokens)
-                if progress is not None:
-                    progress(f"{name}, {load}", at * len(names) + done, count)
+            readings: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+            done = at * len(names) * passes
+            for turn in range(passes):
+                for name in names if turn % 2 == 0 else names[::-1]:
+                    rival = rivals[name]
+                    if not (turn or isinstance(rival, Static)):
+                        measure(server, meter, rival, rows, tokens)
+                    readings[name].append(measure(server, meter, rival, rows, tokens))
+                    done += 1
+                    if progress is not None:
+                        progress(f"{name}, {load}", done, count)
+            read = {name: _together(every) for name, every in readings.items()}
             result["loads"].append({"concurrency": load, "read": read})
     reach = {str(k): break_even(result["loads"], k) for k in meter.palette if k}
     return result | {"break_even": reach}
+
+
+def _together(readings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last reading, at the geometric mean of all rates."""
+    rates = [one["tokens_per_second"] for one in readings]
+    mean = statistics.geometric_mean(rates)
+    return dict(readings[-1]) | {"tokens_per_second": mean, "every": rates}
 
 
 def break_even(loads: Sequence[Mapping[str, Any]], k: int) -> float | None:
@@ -209,41 +225,6 @@ def break_even(loads: Sequence[Mapping[str, Any]], k: int) -> float | None:
         if after < 1:
             return low + (high - low) * (before - 1) / (before - after)
     return None
-
-
-def show(result: Mapping[str, Any]) -> None:
-    """Prints the sweep: a line a controller, a column a load."""
-    from rich.console import Console
-    from rich.table import Table
-
-    loads = result["loads"]
-    table = Table("tokens/s (K it settled on)", box=None, padding=(0, 2, 0, 0))
-    for load in loads:
-        table.add_column(f"{load['concurrency']} at once", justify="right")
-    for name in loads[0]["read"]:
-        cells = []
-        for load in loads:
-            static = {
-                who: one["tokens_per_second"]
-                for who, one in load["read"].items()
-                if who.startswith("K=")
-            }
-            best, own = max(static, key=static.__getitem__), load["read"][name]
-            rate = own["tokens_per_second"]
-            if name in static:
-                cells.append(f"{rate:.1f}" + (" best" if name == best else ""))
-            else:
-                right = "" if f"K={own['settled']}" == best else "not best, "
-                share = rate / static[best]
-                cells.append(f"{rate:.1f} (K={own['settled']}, {right}{share:.2f})")
-        table.add_row(name, *cells)
-    console = Console()
-    console.print(table)
-    for k, reach in result["break_even"].items():
-        until = "at every load" if reach is None else f"up to {reach:.0f} at once"
-        console.print(
-            f"K = {k} gains {until}" if reach != 0 else f"K = {k} never gains"
-        )
 
 
 def _controllers(

@@ -27,6 +27,7 @@ import jax
 from jspec import zoo
 from jspec.cache import CacheLayout
 from jspec.checkpoint import read_config
+from jspec.control.base import depth, order
 from jspec.decode import init_state, spare_slots
 from jspec.drafters import Drafter
 from jspec.drafters.given import sides
@@ -365,6 +366,7 @@ class Server:
             "requests": dict(counters.requests),
             "rounds": counters.rounds,
             "rounds_by_num_speculative_tokens": dict(counters.gammas),
+            "rounds_by_tree_nodes": dict(counters.nodes),
             "num_speculative_tokens_switches": counters.switches,
             "drafter_catch_ups": counters.catch_ups,
             "emitted_tokens": counters.emitted,
@@ -636,7 +638,7 @@ def serve(
         },
     )
     palette = (drafting.gamma,) if controller is None else controller.palette
-    for k in palette:
+    for k in map(depth, palette):
         if k > 0:
             check_pair(rule, name, branching=drafting.branching, gamma=k)
     spare = _spare(model, drafting, weights, page_size)
@@ -655,7 +657,7 @@ def serve(
     buckets = Buckets(
         batch=batches,
         prompt=(*(size for size in PROMPT_CHUNKS if size < largest), largest),
-        gammas=tuple(sorted({0, *palette, *steps})),
+        gammas=tuple(sorted({0, *palette, *steps}, key=order)),
     )
     with bar("compiling", show=show) as progress:
         engine = Engine(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jspec.control import Sample
-from jspec.control.base import Counts, natural
+from jspec.control.base import Counts, Size, Tree, depth, natural, order
 from jspec.control.formats import load
 from jspec.engine.buckets import powers
 from jspec.engine.probe import fits, time_rounds
@@ -38,6 +38,8 @@ class Grid:
     Attributes:
       max_batch: rows; every power of two up to it is measured.
       ks: drafted tokens; 0 is always measured.
+      nodes: of trees: each is measured with each K that it holds, and K has no size of
+        its own then. None: K alone.
       contexts: tokens in the cache of each row.
       repeats: timed rounds of each.
       kv_pages: pages of the cache; points that need more are left out. `None`: enough.
@@ -48,6 +50,7 @@ class Grid:
     contexts: tuple[int, ...] = (128, 1024, 4096)
     repeats: int = 5
     kv_pages: int | None = None
+    nodes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuses what cannot be measured."""
@@ -58,6 +61,14 @@ class Grid:
                 raise ValueError(f"{what} values must be some, and distinct: {values}")
             for value in values:
                 natural(value, what, 1)
+        for value in self.nodes:
+            natural(value, "nodes of a tree", min(self.ks) + 1)
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """What is drafted, ascending."""
+        trees = {Tree(k, n) for k in self.ks for n in self.nodes if n > k}
+        return tuple(sorted(trees or self.ks, key=order))
 
     @property
     def points(self) -> Iterator[tuple[int, int]]:
@@ -70,16 +81,16 @@ class Grid:
 class Palette:
     """A controller whose K others set; all of its K values are compiled."""
 
-    def __init__(self, ks: Iterable[int]) -> None:
+    def __init__(self, sizes: Iterable[Size]) -> None:
         """Begins at the smallest."""
-        self.palette = tuple(sorted(set(ks)))
+        self.palette = tuple(sorted(set(sizes), key=order))
         self.now = self.palette[0]
 
-    def k(self, batch: int, context: int = 0) -> int:
+    def k(self, batch: int, context: int = 0) -> Size:
         """What it was set to."""
         return self.now
 
-    def update(self, accepted: Counts, batch: int, drafted: int | None = None) -> None:
+    def update(self, accepted: Counts, batch: int, drafted: Size | None = None) -> None:
         """Learns nothing."""
 
 
@@ -109,7 +120,7 @@ class Record:
     def measure(
         self,
         kind: str,
-        ks: Sequence[int],
+        sizes: Sequence[Size],
         grid: Grid,
         target: Path,
         options: Mapping[str, Any],
@@ -117,25 +128,27 @@ class Record:
         progress: Progress | None,
     ) -> None:
         """Times what is missing of one kind, in one server."""
-        known = {(one.context, one.batch, one.size) for one in self.samples[kind]}
+        known = {(one.context, one.batch, one.drafted) for one in self.samples[kind]}
 
-        def size(batch: int, k: int) -> int:
-            return k if kind == "rounds" else batch * (k + 1)
+        def read(batch: int, size: Size) -> Size:
+            return size if kind == "rounds" else batch * (depth(size) + 1)
 
         missing = {
             (context, batch): [
-                k for k in ks if (context, batch, size(batch, k)) not in known
+                size
+                for size in sizes
+                if (context, batch, read(batch, size)) not in known
             ]
             for context, batch in grid.points
         }
         done = 0 if kind == "rounds" else count // 2
         if not any(missing.values()):
             return
-        with _server(target, grid, options) as server:
+        with _server(target, grid, sizes, options) as server:
             engine = server._engine
             for (context, batch), gammas in missing.items():
                 done += 1
-                if gammas and fits(engine, batch=batch, gammas=ks, context=context):
+                if gammas and fits(engine, batch=batch, gammas=sizes, context=context):
                     times = time_rounds(
                         engine,
                         batch=batch,
@@ -147,10 +160,11 @@ class Record:
                         Sample(
                             ms=round(ms, 4),
                             batch=batch,
-                            size=size(batch, k),
+                            size=depth(read(batch, size)),
                             context=context,
+                            nodes=size.nodes if isinstance(size, Tree) else None,
                         )
-                        for k, every in times.items()
+                        for size, every in times.items()
                         for ms in every
                     ]
                     self._write({"complete": False, "verify": []})
@@ -175,13 +189,16 @@ class Record:
         os.replace(partial, self.output)
 
 
-def _server(target: Path, grid: Grid, options: Mapping[str, Any]) -> Server:
+def _server(
+    target: Path, grid: Grid, sizes: Sequence[Size], options: Mapping[str, Any]
+) -> Server:
     room = max(grid.contexts) + max(grid.ks) + 2
-    pages = -(-(max(grid.contexts) + max(grid.ks) + SLACK) // 16)
+    most = max((*grid.ks, *grid.nodes))
+    pages = -(-(max(grid.contexts) + most + SLACK) // 16)
     return serve(
         target,
         num_speculative_tokens=max(grid.ks),
-        schedule=Palette((0, *grid.ks)),
+        schedule=Palette((0, *sizes)),
         max_batch=grid.max_batch,
         max_model_len=room,
         page_size=16,

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jspec.control import Adaptive, Controller, CostTable, Goodput, Schedule, formats
-from jspec.control.base import natural
+from jspec.control.base import Tree, depth, natural, spelled
 from jspec.control.slots import read_slots
 
 __all__ = ["fingerprint", "make_controller", "spell_schedule"]
@@ -60,6 +60,12 @@ def make_controller(
     kind, content = _content(schedule)
     if kind is not None:
         costs = _costs(content, served or {})
+        trees = [size for size in costs.drafted if isinstance(size, Tree)]
+        if trees and kind != "goodput":
+            raise ValueError(
+                f"the costs are of trees (K/nodes {spelled(trees[0])}), and of the "
+                f"controllers goodput:PATH alone chooses trees, not {kind!r}"
+            )
         if kind == ADAPTIVE:
             return Adaptive(graph_batches=batches, cost=costs.round_ms, max_k=max_k)
         if kind != "table":
@@ -149,7 +155,8 @@ def _costs(content: Mapping[str, Any], served: Mapping[str, Any]) -> CostTable:
 
 
 def _bounded(controller: Controller, max_k: int) -> Controller:
-    palette = tuple(natural(k, "the schedule's palette: K") for k in controller.palette)
+    what = "the schedule's palette: K"
+    palette = tuple(natural(depth(size), what) for size in controller.palette)
     if not palette:
         raise ValueError("the schedule's palette is empty; it needs a K")
     if max(palette) > max_k:

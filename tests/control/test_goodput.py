@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from jspec.control import CostTable, Goodput, Sample, Static
+from jspec.control import CostTable, Goodput, Sample, Static, Tree
 from jspec.control.acceptance import Acceptance, emitted, octave
 from jspec.control.goodput import best_k
 from jspec.control.simulate import Arrival, generate, simulate
@@ -226,3 +226,121 @@ def test_texts_that_change_are_followed_where_no_static_k_can():
         return simulate(trace, controller, costs, max_batch=1).tokens_per_second
 
     assert rate(Goodput(costs)) > 1.03 * max(rate(Static(k)) for k in PALETTE[:3])
+
+
+TREES = (Tree(2, 4), Tree(2, 12), Tree(4, 8), Tree(4, 24))
+TREE_RATES = {
+    Tree(2, 4): (0.5, 0.4),
+    Tree(2, 12): (0.7, 0.6),
+    Tree(4, 8): (0.6, 0.5, 0.4, 0.3),
+    Tree(4, 24): (0.8, 0.75, 0.7, 0.65),
+}
+
+
+def tree_costs(*, node_ms):
+    """Passes of 20 ms, and so much for every node of every row."""
+    verify = [
+        Sample(ms=20.0, batch=b, size=b * (k + 1)) for b in BATCHES for k in (0, 2, 4)
+    ]
+    draft = [
+        Sample(ms=1 + node_ms * b * nodes, batch=b, size=k, nodes=nodes)
+        for b in BATCHES
+        for k, nodes in TREES
+    ]
+    return CostTable(verify=verify, draft=draft)
+
+
+def play_trees(controller, rates, *, batch=1, rounds=600, seed=0):
+    draw, late, chosen = random.Random(seed), None, []
+    for _ in range(rounds):
+        size = controller.k(batch)
+        if late is not None:
+            controller.update(*late)
+        kept = []
+        for _ in range(batch):
+            hits = (draw.random() < rate for rate in rates.get(size, ()))
+            kept.append(sum(1 for _ in itertools.takewhile(bool, hits)))
+        late = (kept, batch, size)
+        chosen.append(size)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("node_ms", "batch", "best"),
+    [(0.01, 1, Tree(4, 24)), (0.5, 1, Tree(4, 24)), (0.5, 4, Tree(2, 4)), (1, 16, 0)],
+)
+def test_of_trees_the_size_is_learned_that_is_best_at_its_own_rates(
+    node_ms, batch, best
+):
+    costs = tree_costs(node_ms=node_ms)
+    worth = {
+        size: emitted(TREE_RATES.get(size, ()))[-1] / costs.round_ms(batch, size)
+        for size in (0, *TREES)
+    }
+    assert max(worth, key=worth.__getitem__) == best
+    controller = Goodput(costs)
+    assert controller.palette == (0, *TREES)
+    chosen = play_trees(controller, TREE_RATES, batch=batch)
+    settled = chosen[200:]
+    got = sum(worth[size] for size in settled) / len(settled)
+    assert got > 0.95 * worth[best]
+    assert changes(chosen) < 0.1 * len(chosen)
+
+
+def test_a_larger_tree_that_brings_nothing_is_left_and_tried_seldom():
+    costs = tree_costs(node_ms=0.5)
+    same = {tree: (0.8, 0.7, 0.0, 0.0)[: tree.k] for tree in TREES}
+    chosen = play_trees(Goodput(costs), same, rounds=1500)
+    assert max(set(chosen), key=chosen.count) == Tree(2, 4)
+    spent = sum(costs.round_ms(1, size) for size in chosen[100:])
+    assert spent < 1.05 * costs.round_ms(1, Tree(2, 4)) * len(chosen[100:])
+    assert changes(chosen) < 0.04 * len(chosen)
+    assert set(chosen) == {0, *TREES} - {0}
+
+
+def test_a_tree_nobody_measured_or_that_cannot_be_is_refused_by_name():
+    costs = tree_costs(node_ms=0.1)
+    with pytest.raises(ValueError, match=r"do not have the trees \(K/nodes\) 2/6"):
+        Goodput(costs, palette=(Tree(2, 6),))
+    with pytest.raises(ValueError, match="nodes of a tree of K = 4 4 is less than 5"):
+        Goodput(costs, palette=(Tree(4, 4),))
+    with pytest.raises(ValueError, match="every measured K of"):
+        Goodput(costs, max_k=1)
+    assert Goodput(costs, max_k=2).palette == (0, *TREES[:2])
+    with pytest.raises(ValueError, match="K = 3 were not measured: trees alone"):
+        costs.round_ms(1, 3)
+    with pytest.raises(ValueError, match="nothing of the tree"):
+        simulate([], Goodput(costs), costs)
+
+
+def stretches(seed, count=6000):
+    """Tokens that are easy or hard in runs: whether each is drafted right."""
+    draw, easy, state = random.Random(seed), [], True
+    for _ in range(count):
+        state = draw.random() < 0.4 if draw.random() < 0.1 else state
+        easy.append(draw.random() < (0.95 if state else 0.05))
+    return easy
+
+
+def runs(easy, k):
+    """What rounds of `k` drafts keep, over a whole text."""
+    at, kept = 0, []
+    while at + k < len(easy):
+        kept.append(sum(1 for _ in itertools.takewhile(bool, easy[at : at + k])))
+        at += kept[-1] + 1
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_smaller_k_is_worth_what_it_keeps_and_not_what_rounds_of_a_larger_show(seed):
+    easy, acceptance = stretches(seed), Acceptance()
+    kept = runs(easy, 4)
+    for _ in range(4):
+        acceptance.count(kept, 4)
+    shown = emitted(acceptance.mean(4))
+    corrected = acceptance.tokens(4)
+    for k in (1, 2):
+        right = 1 + sum(runs(easy, k)) / len(runs(easy, k))
+        assert corrected[k] == pytest.approx(right, rel=0.02)
+        assert shown[k] < 0.95 * right
+    assert corrected[4] == pytest.approx(shown[4])

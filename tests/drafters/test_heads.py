@@ -164,6 +164,7 @@ def onward(**options):
     ("make", "options"),
     [
         (ahead, {"widths": (2, 2, 1)}),
+        (ahead, {"widths": (2, 2, 1), "tree_nodes": 6}),
         (onward, {"draft_sampling": "greedy"}),
         pytest.param(ahead, {"draft_sampling": "greedy"}, marks=pytest.mark.slow),
     ],
@@ -205,6 +206,8 @@ def test_the_four_questions(drafter):
             lambda: medusa(widths=(2,), draft_sampling="probabilistic"),
             "a tree is of the likeliest tokens",
         ),
+        (lambda: medusa(tree_nodes=3), "tree_nodes=3 needs a tree"),
+        (lambda: medusa(widths=(2,), tree_nodes=4), r"tree_nodes must lie in 1\.\.3"),
         (lambda: medusa(widths=(1, 1, 1, 1)), "a tree of depth 4 needs as many heads"),
         (lambda: medusa(confidence_threshold=3.0), r"must lie in 0\.\.1"),
         (lambda: speculator(confidence_threshold=3.0), r"must lie in 0\.\.1"),

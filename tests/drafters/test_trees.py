@@ -56,6 +56,16 @@ def test_what_is_no_tree_is_refused(make, said):
         make()
 
 
+def test_a_tree_is_cut_to_the_nodes_of_the_lowest_ranks():
+    tree = StaticTree.full([3, 2, 1])
+    assert tree.likeliest(tree.nodes) == tree
+    assert tree.likeliest(1) == StaticTree.full([])
+    chosen = [(0,), (1,), (0, 0), (0, 0, 0)]
+    assert tree.likeliest(5) == StaticTree.from_choices(chosen)
+    for nodes in range(1, tree.nodes + 1):
+        assert tree.likeliest(nodes).nodes == nodes
+
+
 def test_a_fixed_tree_takes_the_candidates_of_its_ranks():
     tree = StaticTree.from_choices([(0,), (1,), (0, 0), (1, 2)])
     ids = jnp.array([[[10, 11, 12], [20, 21, 22]]], jnp.int32)

@@ -10,13 +10,16 @@ import pytest
 
 from jspec import decode as steps
 from jspec.cache import CacheLayout
+from jspec.control import Tree
+from jspec.control.base import depth
 from jspec.drafters import METHODS
 from jspec.engine.buckets import Buckets
 from jspec.engine.engine import Engine
 from jspec.engine.pages import PagePool
 from jspec.engine.request import Request
 from jspec.engine.scheduler import Scheduler
-from jspec.testing import GREEDY, Scripted, decode, tiny_target
+from jspec.testing import GREEDY, Scripted, compilations, decode, tiny_target
+from tests.serving import quick_compiler
 
 PAGE = 4
 ROOM = 40
@@ -48,7 +51,36 @@ def tree_script(texts):
     return jnp.asarray(lines)
 
 
-def engine_of(drafter, weights, *, room=ROOM, spare=None, pages=None, rows=2):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cut(Scripted):
+    """A script whose tree can be cut behind its first nodes."""
+
+    tree_nodes: int | None = None
+
+    def propose(self, *args):
+        proposal, memory = super().propose(*args)
+        return jax.tree.map(lambda a: a[:, : self.tree_nodes], proposal), memory
+
+
+class Walk:
+    """Another size every round."""
+
+    palette = (0, Tree(2, 7), Tree(4, 8), Tree(4, 10))
+
+    def __init__(self):
+        self.asked, self.told = 0, []
+
+    def k(self, batch, context=0):
+        self.asked += 1
+        return self.palette[self.asked * 3 % 4]
+
+    def update(self, accepted, batch, drafted=None):
+        self.told.append((max(accepted), drafted))
+
+
+def engine_of(
+    drafter, weights, *, room=ROOM, spare=None, pages=None, rows=2, walk=None
+):
     layout = CacheLayout(rows=rows, room=room, pages=pages or 64, page_size=PAGE)
     state = steps.init_state(target(), drafter, weights, layout, jnp.float32)
     if spare is None:
@@ -64,8 +96,13 @@ def engine_of(drafter, weights, *, room=ROOM, spare=None, pages=None, rows=2):
         weights,
         state,
         layout=layout,
-        buckets=Buckets(batch=(rows,), prompt=(8,), gammas=(drafter.gamma,)),
+        buckets=Buckets(
+            batch=(rows,),
+            prompt=(8,),
+            gammas=(drafter.gamma,) if walk is None else walk.palette,
+        ),
         max_model_len=room,
+        controller=walk,
     )
 
 
@@ -134,3 +171,47 @@ def test_a_layout_without_room_for_the_tree_is_refused():
     drafter, weights = drafting(PROMPTS)
     with pytest.raises(ValueError, match=f"take {ROOM + len(PARENTS)} slots"):
         engine_of(drafter, weights, spare=0)
+
+
+def test_sizes_of_a_palette_take_turns_without_compiling_or_changing_the_text(tmp_path):
+    right = [plain(i, ROOM - len(prompt)) for i, prompt in enumerate(PROMPTS)]
+    _, weights = drafting(
+        [[*prompt, *text] for prompt, text in zip(PROMPTS, right, strict=True)]
+    )
+    walk = Walk()
+    with quick_compiler(tmp_path):
+        engine = engine_of(Cut(gamma=4, parents=PARENTS), weights, rows=3, walk=walk)
+    requests = [asked(i, len(text)) for i, text in enumerate(right)]
+    own = dataclasses.replace(requests[2].params, num_speculative_tokens=1)
+    requests[2] = Request(2, PROMPTS[2], own)
+    with compilations() as compiled:
+        run(engine, requests)
+    assert compiled == []
+    assert [request.token_ids for request in requests] == right
+    counters = engine.counters
+    assert set(counters.nodes) == {7, 8, 10}
+    assert set(counters.gammas) == {0, 2, 4}
+    assert counters.rounds // 2 < counters.switches < counters.rounds
+    assert {size for _, size in walk.told} == set(walk.palette)
+    assert {size: kept for kept, size in sorted(walk.told, key=lambda one: one[0])} == {
+        0: 0,
+        Tree(2, 7): 2,
+        Tree(4, 8): 3,
+        Tree(4, 10): 4,
+    }
+    assert all(kept <= depth(size) for kept, size in walk.told)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "why"),
+    [
+        (Scripted(gamma=4, parents=PARENTS), "none of a chosen number of nodes"),
+        (Cut(gamma=4), "none of a chosen number of nodes"),
+        (Cut(gamma=4, parents=PARENTS[:8]), "10 nodes exceeds tree_nodes, 9"),
+    ],
+)
+def test_trees_that_a_method_does_not_make_are_refused_at_start_up(drafter, why):
+    _, weights = drafting(PROMPTS)
+    width = len(drafter.parents or PARENTS[:4])
+    with pytest.raises(ValueError, match=why):
+        engine_of(drafter, weights[..., :width], walk=Walk())

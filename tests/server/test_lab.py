@@ -6,6 +6,7 @@ import pytest
 
 from jspec.control import Goodput, Static
 from jspec.server import lab
+from jspec.server.lab_table import show
 from jspec.testing import compilations
 from tests.serving import quick_compiler, settled
 
@@ -72,14 +73,17 @@ def test_a_sweep_reads_every_controller_at_every_load_and_prints_it(servers, cap
             ks=(1, 3),
             concurrency=(1, 2),
             tokens=8,
+            passes=2,
             progress=lambda *one: told.append(one),
         )
-    assert told[-1][1:] == (14, 14)
+    assert [done for _, done, _ in told] == list(range(1, 29))
+    assert told[-1][1:] == (28, 28)
     json.dumps(result)
     names = ["K=0", "K=1", "K=3", "SGLang", "adaptive", "adaptive, costs", "goodput"]
     for load in result["loads"]:
         assert list(load["read"]) == names
-    lab.show(result)
+        assert all(len(one["every"]) == 2 for one in load["read"].values())
+    show(result)
     shown = capsys.readouterr().out
     assert "goodput" in shown
     assert "K = 3" in shown
