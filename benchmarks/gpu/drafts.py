@@ -222,7 +222,6 @@ class Bench:
         state = dataclasses.replace(self, batch=batch).seated(drafter, weights)
         taps = len(drafter.feature_layers) * self.target.config.hidden_size
         leaves, form = jax.tree.flatten((self.target, weights))
-        start = state.rows.anchor
 
         @functools.partial(jax.jit, donate_argnums=1)
         def run(
@@ -241,12 +240,14 @@ class Bench:
                     shape = (batch, drafter.gamma + 1, taps)
                     features = jnp.broadcast_to(one[:, None, None], shape)
                 here = dataclasses.replace(rows, anchor=anchor)
-                memory, tokens = drafted(
+                new, tokens = drafted(
                     target, weights, memory, here, pages, features, drafter=drafter
                 )
-                return (memory, tokens[:, -1]), None
+                # As a round puts it back: what a memory is made of stays so.
+                new = jax.tree.map(lambda a, b: b.astype(a.dtype), memory, new)
+                return (new, tokens[:, -1]), None
 
-            carry, _ = jax.lax.scan(step, (memory, start), length=self.rounds)
+            carry, _ = jax.lax.scan(step, (memory, rows.anchor), length=self.rounds)
             return carry
 
         every, memory = [], state.memory

@@ -66,7 +66,7 @@ class Settings:
 
 REHEARSAL = Settings(
     targets=("tiny",),
-    methods=("eagle3", "dflash", "draft_model"),
+    methods=("eagle3", "draft_model"),
     k=2,
     batches=(1, 2),
     context=16,
