@@ -136,9 +136,7 @@ def calibrate(
     record.finish(
         {
             **calibration.costs.to_json(),
-            "acceptance": list(calibration.rates),
-            "best": [dataclasses.asdict(one) for one in calibration.best],
-            **_entries(calibration.schedule),
+            **_assumed(calibration),
             "left_out": [list(one) for one in calibration.left_out],
         }
     )
@@ -198,10 +196,15 @@ def _conclude(
     )
 
 
-def _entries(schedule: Schedule | None) -> dict[str, Any]:
-    if schedule is None:
+def _assumed(calibration: Calibration) -> dict[str, Any]:
+    """What follows from costs and an assumed acceptance; of trees nothing does."""
+    if calibration.schedule is None:
         return {}
-    return {"schedule": [list(entry) for entry in schedule.entries()]}
+    return {
+        "acceptance": list(calibration.rates),
+        "best": [dataclasses.asdict(one) for one in calibration.best],
+        "schedule": [list(entry) for entry in calibration.schedule.entries()],
+    }
 
 
 def _check_trees(method: str, drafter: Any) -> None:

@@ -71,6 +71,11 @@ def calibrate(
 
         if output.suffix != ".json":
             raise ValueError(f"-o {output} should end in .json")
+        if nodes and (alpha or figure):
+            raise ValueError(
+                "--alpha and --figure belong to a schedule of K; of trees (--nodes) "
+                "none is made before their acceptance is known"
+            )
         grid = measuring.Grid(
             max_batch=max_batch,
             ks=tuple(sorted(k or (1, 2, 4, 8))),
@@ -100,11 +105,6 @@ def calibrate(
             title = f"{target}, {name}, acceptance {found.rates[0]:g}"
             draw_best(picture, found.best, title=title)
             written.append(picture)
-        elif figure is not None:
-            raise ValueError(
-                "--figure maps the best K; of trees (--nodes) none is known before "
-                "their acceptance is"
-            )
     if as_json:
         found_json = found.best or found.costs.samples["draft"]
         typer.echo(json.dumps([dataclasses.asdict(one) for one in found_json]))

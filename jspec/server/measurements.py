@@ -63,6 +63,11 @@ class Grid:
                 natural(value, what, 1)
         for value in self.nodes:
             natural(value, "nodes of a tree", min(self.ks) + 1)
+        if self.nodes and max(self.nodes) <= max(self.ks):
+            raise ValueError(
+                f"K = {max(self.ks)} needs a tree of {max(self.ks) + 1} nodes, the "
+                f"anchor included; the largest of nodes is {max(self.nodes)}"
+            )
 
     @property
     def sizes(self) -> tuple[Size, ...]:
