@@ -310,7 +310,7 @@ def test_a_tree_nobody_measured_or_that_cannot_be_is_refused_by_name():
     with pytest.raises(ValueError, match="K = 3 were not measured: trees alone"):
         costs.round_ms(1, 3)
     with pytest.raises(ValueError, match="nothing of the tree"):
-        simulate([], Goodput(costs), costs)
+        simulate([], Goodput(costs), costs, max_batch=1)
 
 
 def stretches(seed, count=6000):
