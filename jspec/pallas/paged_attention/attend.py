@@ -1,4 +1,4 @@
-"""The kernel: softmax sums of every stretch of every row's tokens."""
+"""The kernel: softmax sums of every part of every row's tokens."""
 
 from typing import Any
 
@@ -13,16 +13,24 @@ from jspec.pallas.paged_attention.products import (
     add_product,
     pieces_of,
     product,
+    shared,
     split,
 )
 from jspec.pallas.paged_attention.reference import LOWEST
+from jspec.pallas.paged_attention.share import share_of
 from jspec.pallas.paged_attention.sight import seen_from
-from jspec.pallas.paged_attention.tiles import COLUMNS, ROWS, STRIP, Tiles
+from jspec.pallas.paged_attention.strips import blank, split_into
+from jspec.pallas.paged_attention.sums import (
+    BY_ROW,
+    WGMMA,
+    add_sums,
+    no_sums,
+    wide,
+)
+from jspec.pallas.paged_attention.tiles import COLUMNS, ROWS, Tiles
 
 __all__ = ["attend"]
 
-WGMMA = plgpu.Layout.WGMMA
-BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 FLOOR = LOWEST / 2
 """What a row's maximum starts at: what it does not see weighs `exp(LOWEST - FLOOR)`,
 which is 0, so that nobody has to remember what was seen."""
@@ -38,12 +46,15 @@ def attend(
     *,
     heads: int,
     workers: int,
-    splits: int,
+    units: int,
     scale: float,
     tiles: Tiles,
     interpret: Any,
-) -> tuple[Float[Array, "rows splits R D"], Float[Array, "rows splits tiles 2 64"]]:
-    """Sums of each stretch: mixed values, and in two rows maximum and weight.
+) -> tuple[Float[Array, "rows units R D"], Float[Array, "rows units tiles 2 64"]]:
+    """Sums of each unit: mixed values, and in two rows maximum and weight.
+
+    A unit is a stretch, or as many as `tiles` says, which the block adds up in the
+    order of the text.
 
     Args:
       q: query rows of a row's key head, whole tiles or one short one.
@@ -55,16 +66,20 @@ def attend(
       bounds: of each row: length, written tokens, first block and the one behind the
         last.
       heads: key heads.
-      workers: blocks of the grid that share a row's stretches.
-      splits: stretches of the longest row.
+      workers: blocks of the grid that share a row's units.
+      units: of the longest row.
       scale: of the scores.
       tiles: the sizes.
       interpret: see `gpu.paged_attention`.
     """
     b, (size, d) = len(bounds), k.shape[1:]
     block, stages, groups = tiles.block, tiles.stages, tiles.warpgroups
+    cluster = tiles.cluster
     each = tiles.split // block
+    reach = each * tiles.gather
     over = sight.shape[1] // groups
+    # A block brings its share of a page to all of its cluster: they read it once.
+    together = ("member",) if cluster > 1 else ()
     rows = min(ROWS, q.shape[2])
     pieces = pieces_of(k.dtype)
     # A warpgroup has registers for the sums of 128 columns: two share a wider head.
@@ -78,33 +93,31 @@ def attend(
     def kernel(q_ref, k_ref, v_ref, table_ref, sight_ref, bounds_ref, *rest):
         mixed_ref, sums_ref, q_s, k_s, v_s, mixed_s, *more = rest
         q_here, here, clean, done, *split_s = more
-        row, head = lax.axis_index("row"), lax.axis_index("head")
+        at = lax.axis_index("block") * cluster
+        if cluster > 1:
+            at += lax.axis_index("member")
         me = lax.axis_index("warpgroup")
         group, part = lax.div(me, parts), lax.rem(me, parts)
-        queries = row * heads + head
-        tile = lax.axis_index("tile") * groups + group
+        queries = lax.div(at, over)
+        row, head = lax.div(queries, heads), lax.rem(queries, heads)
+        tile = lax.rem(at, over) * groups + group
         my_rows = pl.ds(tile * ROWS, rows)
         columns = pl.ds(part * width, width)
 
-        # Steps are blocks, counted from the start of this worker's first stretch.
+        length, written, first, last = (bounds_ref[row, i] for i in range(4))
         worker = lax.axis_index("worker")
-        length, written = bounds_ref[row, 0], bounds_ref[row, 1]
-        first, last = bounds_ref[row, 2], bounds_ref[row, 3]
-        first_split = lax.div(first, each) + worker
-        count = lax.div(last + each - 1, each) - first_split
-        mine = lax.div(jnp.maximum(count + workers - 1, 0), workers)
-        start = jnp.where(worker == 0, lax.rem(first, each), 0)
-        rest = last - (first_split + (mine - 1) * workers) * each
-        end = jnp.where(mine > 0, (mine - 1) * each + jnp.minimum(rest, each), start)
+        first_unit, mine, start, end = share_of(
+            first, last, reach=reach, worker=worker, workers=workers
+        )
 
         def block_of(step):
-            split = first_split + lax.div(step, each) * workers
-            return split * each + lax.rem(step, each)
+            unit = first_unit + lax.div(step, reach) * workers
+            return unit * reach + lax.rem(step, reach)
 
         def pages_of(step):
             place = block_of(step) * block
             places = [lax.div(place + i * run, size) for i in range(runs)]
-            return [table_ref[row, jnp.minimum(at, last_place)] for at in places]
+            return [table_ref[row, jnp.minimum(place, last_place)] for place in places]
 
         def fetch(step, pages):
             slot = lax.rem(step, stages)
@@ -115,6 +128,7 @@ def attend(
                         ref.at[page * heads + head, pl.ds(inside, run)],
                         to.at[slot, 0, pl.ds(i * run, run)],
                         here.at[slot],
+                        collective_axes=together or None,
                     )
 
         @pl.when(part == 0)
@@ -138,24 +152,12 @@ def attend(
             for i in range(3)
         ]
         column = plgpu.broadcasted_iota(jnp.int32, (ROWS, block), 1, layout=WGMMA)
-        token = plgpu.broadcasted_iota(jnp.int32, (block, STRIP), 0, layout=WGMMA)
-
-        def each_strip(change):
-            for i in range(0, d, STRIP):
-                change(pl.ds(i, STRIP))
 
         def in_pieces(ref, limit):
             """What tensor cores read: the array itself, or its pieces beside it."""
             if pieces == 1:
                 return ref
-
-            def split_strip(here):
-                values = plgpu.load(ref.at[0, :, here], layout=WGMMA)
-                values = jnp.where(token < limit, values, 0.0)
-                for i, piece in enumerate(split(values, pieces)):
-                    split_s[0][i, :, here] = piece
-
-            each_strip(split_strip)
+            split_into(split_s[0], ref, limit)
             plgpu.commit_smem()
             return split_s[0]
 
@@ -166,15 +168,8 @@ def attend(
                 split_s[1][i] = piece
             return split_s[1]
 
-        def blank(ref, limit):
-            """Zeros what lies beyond: a weight of 0 does not silence a NaN."""
-
-            def blank_strip(here):
-                values = ref[0, :, here]
-                blanked = jnp.where(token < limit, values, jnp.zeros_like(values))
-                ref[0, :, here] = blanked
-
-            pl.when(me == 0)(lambda: each_strip(blank_strip))
+        def blank_once(ref, limit):
+            pl.when(me == 0)(lambda: blank(ref, limit))
             plgpu.commit_smem()
             if warpgroups > 1:
                 plgpu.barrier_arrive(clean)
@@ -187,16 +182,16 @@ def attend(
             limit = written - place
             plgpu.barrier_wait(here.at[slot])
             if pieces == 1:
-                pl.when(limit < block)(lambda: blank(v_s.at[slot], limit))
+                pl.when(limit < block)(lambda: blank_once(v_s.at[slot], limit))
             keys = in_pieces(k_s.at[slot], limit)
             scores = product(q_s.at[group], keys, some=limit > 0, interpret=interpret)
             seen = seen_from(column + place, length, written, sights)
             scores = jnp.where(seen, scores * scale, LOWEST)
             higher = jnp.maximum(top, scores.max(axis=1))
             fade = jnp.exp(top - higher)
-            weights = jnp.exp(scores - lax.broadcast_in_dim(higher, scores.shape, (0,)))
+            weights = jnp.exp(scores - wide(higher, scores))
             total = total * fade + weights.sum(axis=1)
-            mixed = mixed * lax.broadcast_in_dim(fade, mixed.shape, (0,))
+            mixed = mixed * wide(fade, mixed)
             shares = shares_of(weights)
             values = in_pieces(v_s.at[slot], limit).at[:, :, columns]
             mixed = add_product(
@@ -212,38 +207,57 @@ def attend(
             # Read one step ahead of their use.
             return mixed, higher, total, pages_of(step + stages + 1)
 
+        def stretch(begin, stop):
+            empty = (*no_sums(width, top=FLOOR), pages_of(begin + stages))
+            return lax.fori_loop(begin, stop, visit, empty)[:3]
+
+        def gather(begin, stop):
+            """Stretches added up, their mix in shared memory: registers hold one."""
+            mixed, top, total = no_sums(width)
+            mixed_s[group, part] = mixed
+
+            def add(index, so_far):
+                its = stretch(
+                    jnp.maximum(index * each, begin),
+                    jnp.minimum((index + 1) * each, stop),
+                )
+                mixed = plgpu.load(mixed_s.at[group, part], layout=WGMMA)
+                mixed, top, total = add_sums((mixed, *so_far), its)
+                mixed_s[group, part] = mixed
+                return top, total
+
+            first, last = lax.div(begin, each), lax.div(stop + each - 1, each)
+            return lax.fori_loop(first, last, add, (top, total))
+
         def sum_up(index, _):
-            begin = jnp.maximum(index * each, start)
-            stop = jnp.minimum((index + 1) * each, end)
-            empty = (
-                plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), WGMMA),
-                plgpu.layout_cast(jnp.full((ROWS,), FLOOR, jnp.float32), BY_ROW),
-                plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), BY_ROW),
-                pages_of(begin + stages),
-            )
-            mixed, top, total, _ = lax.fori_loop(begin, stop, visit, empty)
-            split = first_split + index * workers
+            begin = jnp.maximum(index * reach, start)
+            stop = jnp.minimum((index + 1) * reach, end)
+            if tiles.gather > 1:
+                top, total = gather(begin, stop)
+            else:
+                mixed_s[group, part], top, total = stretch(begin, stop)
+            unit = first_unit + index * workers
 
             @pl.when(part == 0)
             def _():
                 for i, its in enumerate((top, total)):
-                    sums_ref[queries, split, tile, i] = its
+                    sums_ref[queries, unit, tile, i] = its
 
-            mixed_s[group, part] = mixed
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(
                 mixed_s.at[group, part, pl.ds(0, rows)],
-                mixed_ref.at[queries, split, my_rows, columns],
+                mixed_ref.at[queries, unit, my_rows, columns],
             )
             plgpu.wait_smem_to_gmem(0)
 
         lax.fori_loop(0, mine, sum_up, None)
 
-    def shared(*shape, dtype):
-        columns = 128 // jnp.dtype(dtype).itemsize
-        tiled = (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(128))
-        return plgpu.SMEM(shape, dtype, transforms=tiled)
-
+    # A slot is filled again when all that it was filled for have read it.
+    done = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages)
+    if together:
+        done = plgpu.ClusterBarrier(
+            collective_axes=together, num_arrivals=warpgroups, num_barriers=stages
+        )
     kernel.__name__ = "attend"
     beside = [
         shared(pieces, block, d, dtype=q.dtype),
@@ -252,14 +266,16 @@ def attend(
     return plgpu.kernel(
         kernel,
         out_type=(
-            jax.ShapeDtypeStruct((b * heads, splits, q.shape[2], d), jnp.float32),
+            jax.ShapeDtypeStruct((b * heads, units, q.shape[2], d), jnp.float32),
             jax.ShapeDtypeStruct(
-                (b * heads, splits, over * groups, 2, ROWS), jnp.float32
+                (b * heads, units, over * groups, 2, ROWS), jnp.float32
             ),
         ),
         # Blocks that read the same keys follow each other, so that they run together.
-        grid=(over, workers, heads, b),
-        grid_names=("tile", "worker", "head", "row"),
+        grid=(workers, b * heads * over // cluster),
+        grid_names=("worker", "block"),
+        cluster=(cluster,) if together else (),
+        cluster_names=together,
         num_threads=warpgroups,
         thread_name="warpgroup",
         # Rows are summed up within a warp.
@@ -273,7 +289,7 @@ def attend(
             plgpu.Barrier(num_arrivals=pieces, num_barriers=groups),
             plgpu.Barrier(num_arrivals=2 * runs, num_barriers=stages),
             plgpu.Barrier(num_arrivals=warpgroups),
-            plgpu.Barrier(num_arrivals=warpgroups, num_barriers=stages),
+            done,
             *(beside if pieces > 1 else ()),
         ],
     )(q, k, v, table, sight, bounds)

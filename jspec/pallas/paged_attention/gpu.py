@@ -13,6 +13,7 @@ from jspec.pallas.paged_attention.merge import merge
 from jspec.pallas.paged_attention.products import pieces_of, split
 from jspec.pallas.paged_attention.sight import sight_of
 from jspec.pallas.paged_attention.tiles import (
+    GROUP,
     MULTIPROCESSORS,
     NODES,
     ROWS,
@@ -44,11 +45,12 @@ def paged_attention(
 ) -> Float[Array, "B N H D"]:
     """Softmax attention by blocks of tokens (Dao et al. 2022), split over the context.
 
-    What it means is said by its twin in `reference.py`. A block of the grid serves
-    one row and one key head, all query heads and nodes of it at once (or as many of
-    them as `tiles` has room for). It takes every `worker`-th stretch of `split`
-    tokens, brings pages to shared memory one step ahead and leaves the stretch's
-    maximum, weight and mix of values, which `merge` puts together in the order of the
+    What it means is said by its twin in `reference.py`. A block of the grid, or a
+    cluster of blocks that bring each other the keys and values, serves one row and
+    one key head: all query heads and nodes at once. The text is cut into stretches of
+    `split` tokens and groups of 4 stretches. A block takes some of the one or of the
+    other, brings pages to shared memory ahead of their use and leaves the maximum,
+    weight and mix of values of each; `merge` puts them together in the order of the
     text (Flash-Decoding; Dao et al. 2023).
 
     A row's pages come first in its table: what follows an entry `P` is not read. A
@@ -78,10 +80,17 @@ def paged_attention(
     tokens = table.shape[1] * size
     group = h // heads
     if tiles is None:
-        tiles = tiles_for(rows=n * group, width=d, room=tokens, dtype=k_pages.dtype)
+        tiles = tiles_for(
+            rows=n * group,
+            width=d,
+            room=tokens,
+            size=size,
+            pairs=b * heads,
+            dtype=k_pages.dtype,
+        )
     check_pages(size, tiles)
     height = ROWS * tiles.warpgroups
-    over = pl.cdiv(n * group, height)
+    over = pl.cdiv(n * group, height * tiles.cluster) * tiles.cluster
     # One tile's results are stored in whole rows of 8, more tiles' in whole tiles.
     rows = min(ROWS, pl.cdiv(n * group, 8) * 8) if over * height == ROWS else ROWS
     total = rows if rows < ROWS else over * height
@@ -102,7 +111,8 @@ def paged_attention(
     last = jnp.maximum(pl.cdiv(written, tiles.block), first)
     bounds = jnp.stack([length, written, first, last], axis=1)
 
-    splits = pl.cdiv(tokens, tiles.split)
+    reach = tiles.split * tiles.gather
+    units = pl.cdiv(tokens, reach)
     workers = pl.cdiv(2 * MULTIPROCESSORS, b * heads * over)
     parts = attend(
         jnp.stack(pieces, axis=1),
@@ -112,18 +122,24 @@ def paged_attention(
         sight,
         bounds,
         heads=heads,
-        splits=splits,
-        workers=min(workers, splits),
+        units=units,
+        workers=min(workers, units),
         scale=scale,
         tiles=tiles,
         interpret=interpret,
     )
-    each = tiles.split // tiles.block
-    ends = jnp.stack([first // each, pl.cdiv(last, each)], axis=1)
-    out = merge(*parts, ends, heads=heads, interpret=interpret)
+    each = reach // tiles.block
+    out = merge(
+        *parts,
+        jnp.stack([first // each, pl.cdiv(last, each)], axis=1),
+        heads=heads,
+        group=GROUP // tiles.gather,
+        dtype=q.dtype,
+        interpret=interpret,
+    )
     out = out[:, : n * group].reshape(b, heads, n, group, d)
     out = out.transpose(0, 2, 1, 3, 4).reshape(many, -1, h, d)
-    return out[:, :nodes].astype(q.dtype)
+    return out[:, :nodes]
 
 
 def _cut(

@@ -7,7 +7,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, DTypeLike
 
-__all__ = ["add_product", "pieces_of", "product", "split"]
+__all__ = ["add_product", "pieces_of", "product", "shared", "split"]
+
+
+def shared(*shape: int, dtype: DTypeLike) -> Any:
+    """Shared memory, laid out as tensor cores read it and the copy engine fills it."""
+    tile = plgpu.TilingTransform((8, 128 // jnp.dtype(dtype).itemsize))
+    return plgpu.SMEM(shape, dtype, transforms=(tile, plgpu.SwizzleTransform(128)))
 
 
 def pieces_of(dtype: DTypeLike) -> int:
