@@ -1,7 +1,12 @@
-"""Paged keys and values of committed tokens, and the text they belong to."""
+"""Paged keys and values of committed tokens, and the text they belong to.
+
+Longer than a file should be: pages, the rows' view of them and its three variants are
+one idea, and what a cache does is its methods.
+"""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
@@ -24,6 +29,8 @@ __all__ = [
     "empty_pages",
     "layer_pages",
 ]
+
+type Layers = tuple[Float[Array, "P _ S _"], ...] | Float[Array, "L P _ S _"]
 
 BLOCK = 256
 """Tokens that one step of attention reads; a row's table holds whole blocks."""
@@ -65,19 +72,21 @@ class Pages:
 
     Attributes:
       k: keys, `[P, K, S, D]`, one array a stored layer: layers may differ in key heads
-        and width, and a layer that reads another's keys stores none.
+        and width, and a layer that reads another's keys stores none. Or one array of
+        all layers, see `layer_pages`.
       v: values, like `k`.
       text: ids of the committed tokens.
     """
 
-    k: tuple[Float[Array, "P _ S _"], ...]
-    v: tuple[Float[Array, "P _ S _"], ...]
+    k: Layers
+    v: Layers
     text: Int[Array, "P S"]
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of keys and values that one token takes, in all layers."""
-        return sum(a.nbytes // (a.shape[0] * a.shape[2]) for a in (*self.k, *self.v))
+        arrays = jax.tree.leaves((self.k, self.v))
+        return sum(a.nbytes for a in arrays) // math.prod(self.text.shape)
 
 
 def empty_pages(
@@ -93,7 +102,11 @@ def empty_pages(
 
 
 def layer_pages(
-    layout: CacheLayout, heads: Sequence[tuple[int, int]], dtype: DTypeLike
+    layout: CacheLayout,
+    heads: Sequence[tuple[int, int]],
+    dtype: DTypeLike,
+    *,
+    in_one: bool = False,
 ) -> Pages:
     """Pages that hold nothing yet.
 
@@ -101,13 +114,16 @@ def layer_pages(
       layout: how many.
       heads: key heads and their width of each stored layer: a target's `cache_heads`.
       dtype: of keys and values.
+      in_one: layers, all alike, share one array for keys and one for values. A step
+        with two arrays begins sooner than one with two a layer, if it is
+        `native.layers` that reads them; elsewhere a layer's part would be copied.
     """
+    shapes = [(layout.pages, count, layout.page_size, width) for count, width in heads]
 
-    def zeros() -> tuple[Array, ...]:
-        return tuple(
-            jnp.zeros((layout.pages, count, layout.page_size, width), dtype)
-            for count, width in heads
-        )
+    def zeros() -> Layers:
+        if in_one:
+            return jnp.zeros((len(shapes), *shapes[0]), dtype)
+        return tuple(jnp.zeros(shape, dtype) for shape in shapes)
 
     text = jnp.zeros((layout.pages, layout.page_size), jnp.int32)
     return Pages(k=zeros(), v=zeros(), text=text)
@@ -162,9 +178,11 @@ class KVCache:
         """Writes the nodes' keys and values of a stored layer behind the committed."""
         page, slot = self._places(self.length[:, None] + jnp.arange(k.shape[1])[None])
 
-        def swap(layers: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
+        def swap(layers: Layers, new: Array) -> Layers:
             a = layers[layer]
             a = a.at[page, :, slot].set(new.astype(a.dtype), mode="drop")
+            if not isinstance(layers, tuple):
+                return layers.at[layer].set(a)
             return (*layers[:layer], a, *layers[layer + 1 :])
 
         pages = self.pages
@@ -245,21 +263,33 @@ class KVCache:
         pages = self.pages
         text = pages.text.at[page, slot].set(tokens, mode="drop")
         if branching:
-            moved = keep_path(
-                (*pages.k, *pages.v),
-                self.table,
-                self.length,
-                path,
-                count,
-                implementation=self.kernels,
-            )
-            k, v = moved[: len(pages.k)], moved[len(pages.k) :]
-            pages = dataclasses.replace(pages, k=k, v=v)
+            pages = self._moved(path, count)
         return dataclasses.replace(
             self,
             pages=dataclasses.replace(pages, text=text),
             length=self.length + count,
         )
+
+    def _moved(self, path: Int[Array, "B N"], count: Int[Array, " B"]) -> Pages:
+        """The pages with the kept nodes of each row behind its text."""
+        pages = self.pages
+        arrays, kind = jax.tree.flatten((pages.k, pages.v))
+        places = (self.table, self.length, path, count)
+        if isinstance(pages.k, tuple):
+            moved = keep_path(tuple(arrays), *places, implementation=self.kernels)
+        else:
+            # The pages of all layers in one row; every layer's rows are rows of it.
+            layers, none = pages.k.shape[:2]
+            begin = none * jnp.arange(layers, dtype=jnp.int32)[:, None, None]
+            inside = (self.table < none)[None]
+            table = jnp.where(inside, self.table[None] + begin, layers * none)
+            table = table.reshape(-1, self.table.shape[1])
+            rest = (jnp.concatenate([a] * layers) for a in places[1:])
+            flat = tuple(a.reshape(-1, *a.shape[2:]) for a in arrays)
+            moved = keep_path(flat, table, *rest, implementation=self.kernels)
+            moved = tuple(a.reshape(layers, none, *a.shape[1:]) for a in moved)
+        k, v = jax.tree.unflatten(kind, moved)
+        return dataclasses.replace(pages, k=k, v=v)
 
     def last(self, count: int) -> Int[Array, "B R"]:
         """The last `count` committed ids of each row; -1 where there are fewer."""

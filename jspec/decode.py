@@ -176,7 +176,13 @@ def init_state(
                 seed=jnp.zeros((b, 2), jnp.uint32),
             ),
         ),
-        pages=layer_pages(layout, config.cache_heads, dtype),
+        # What reads the weights of all layers in one array reads such pages too.
+        pages=layer_pages(
+            layout,
+            config.cache_heads,
+            dtype,
+            in_one=getattr(target, "stack", None) is not None,
+        ),
         memory=memory,
         rules=no_rules(b, config.vocab_size),
         backlog=empty_backlog(drafter, target, memory, b, dtype) if lazy else None,

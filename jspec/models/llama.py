@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,8 @@ def _of(parameter: nnx.Param | None) -> Array | None:
 class Decoder(nnx.Module):
     """A causal language model: `ModelConfig` says which options it has.
 
-    Parameters are named as `weight_shapes` lists them and are never mutated.
+    Parameters are named as `weight_shapes` lists them and are never mutated. Once they
+    are packed, those of all layers are one array, `stack`.
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Array]) -> None:
@@ -87,6 +89,7 @@ class Decoder(nnx.Module):
         self.config = config
         self.embed = nnx.Param(weights["embed"])
         self.layers = nnx.List(map(Layer, by_layer(config, weights)))
+        self.stack: nnx.Param[Array] | None = nnx.data(None)
         self.norm = nnx.Param(weights["norm"])
         self.head = None if config.tie_embeddings else nnx.Param(weights["head"])
 
@@ -116,7 +119,7 @@ class Decoder(nnx.Module):
           logits: whether the successors' logits are wanted.
         """
         config = self.config
-        fused = native.packed(self.layers[0].q[...])
+        fused = self.stack is not None
         if tokens.size == 1 and not fused and _alone_differs(self.dtype):
             return beside_another(
                 self, tokens, parent, cache, feature_layers, logits=logits
@@ -129,12 +132,11 @@ class Decoder(nnx.Module):
         x = self.embed_tokens(tokens)
         taps = {0: x} if 0 in feature_layers else {}
         product = _VERIFY if logits else _PROMPT
+        if fused:
+            x, cache = self._fused(x, turn, ancestors, cache, taps, feature_layers)
         for l, layer in enumerate(self.layers):
-            if fused:
-                x, cache = self._fused(l, layer, x, turn, ancestors, cache)
-            else:
-                x, cache = self._attend(l, layer, x, turn, ancestors, cache, product)
-                x = self._mlp(layer, x, product)
+            x, cache = self._attend(l, layer, x, turn, ancestors, cache, product)
+            x = self._mlp(layer, x, product)
             if l + 1 in feature_layers:
                 taps[l + 1] = x
         features = None
@@ -146,23 +148,36 @@ class Decoder(nnx.Module):
     def pack(self) -> None:
         """Turns the matrices into what the fused layers of `jspec.native` read.
 
-        For who owns the weights and is about to serve: every matrix is replaced by one
-        of its size, one after the other. Nothing changes where a layer cannot be fused:
-        elsewhere than on a CPU, or with a width that has no kernel.
+        For who owns the weights and is about to serve: they move into one array, layer
+        by layer. Nothing changes where a layer cannot be fused: elsewhere than on a
+        CPU, or with a width that has no kernel.
         """
-        if not native.ready() or not all(
+        fusable = all(
             native.fusable(layer.weights(), self.config.head_dim)
             for layer in self.layers
-        ):
+        )
+        if self.stack is not None or not native.ready() or not fusable:
             return
-        for layer in self.layers:
-            for name in native.MATRICES:
-                matrix = getattr(layer, name)[...]
-                setattr(layer, name, nnx.Param(native.repack(matrix)))
+        stack = native.stack(self._moved(), len(self.layers), self._sizes(), self.dtype)
+        self.layers = nnx.List([])
+        self.stack = nnx.Param(stack)
         if self.head is not None and native.packable(self.head[...]):
             self.head = nnx.Param(native.repack(self.head[...]))
         elif self.head is None and native.packable(self.embed[...].T):
             self.embed = nnx.Param(native.repack(self.embed[...].T))
+
+    def _moved(self) -> Iterator[dict[str, Array | None]]:
+        """The weights of each layer; those that were asked for before are gone."""
+        for l in range(len(self.layers)):
+            yield self.layers[l].weights()
+            self.layers[l] = Layer({})
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Numbers of each weight of a layer."""
+        shapes = by_layer(self.config, self.config.weight_shapes())[0]
+        return tuple(
+            math.prod(shapes[name]) if name in shapes else 0 for name in native.WEIGHTS
+        )
 
     def embed_tokens(self, tokens: Int[Array, "B N"]) -> Float[Array, "B N E"]:
         """The stream before the first layer."""
@@ -214,33 +229,35 @@ class Decoder(nnx.Module):
 
     def _fused(
         self,
-        l: int,
-        layer: Layer,
         x: Float[Array, "B N E"],
         turn: tuple[Array, Array],
         ancestors: Bool[Array, "B N N"] | None,
         cache: KVCache,
+        taps: dict[int, Array],
+        feature_layers: tuple[int, ...],
     ) -> tuple[Float[Array, "B N E"], KVCache]:
-        """`_attend` and `_mlp` in one call, on packed weights."""
-        pages, config = cache.pages, self.config
-        x, k, v = native.layer(
-            x,
-            turn,
-            pages.k[l],
-            pages.v[l],
-            cache.table,
-            cache.length,
-            layer.weights(),
-            ancestors=ancestors,
-            window=config.window(l),
-            scale=config.head_dim**-0.5,
-            eps=config.norm_eps,
-        )
-        pages = dataclasses.replace(
-            pages,
-            k=(*pages.k[:l], k, *pages.k[l + 1 :]),
-            v=(*pages.v[:l], v, *pages.v[l + 1 :]),
-        )
+        """All layers on packed weights, in one call from tap to tap."""
+        pages, config, stack = cache.pages, self.config, self.stack
+        assert stack is not None
+        first = 0
+        for last in sorted({*feature_layers, config.num_layers} - {0}):
+            x, k, v = native.layers(
+                x,
+                turn,
+                pages.k,
+                pages.v,
+                cache.table,
+                cache.length,
+                stack[...],
+                sizes=self._sizes(),
+                first=first,
+                windows=tuple(map(config.window, range(first, last))),
+                ancestors=ancestors,
+                scale=config.head_dim**-0.5,
+                eps=config.norm_eps,
+            )
+            pages = dataclasses.replace(pages, k=k, v=v)
+            taps[last], first = x, last
         return x, dataclasses.replace(cache, pages=pages)
 
     def _mlp(

@@ -3,7 +3,7 @@
 from jspec.native.argmax import argmax
 from jspec.native.attention import DEPTHS, attention, supports
 from jspec.native.build import aside, load, ready
-from jspec.native.layer import MATRICES, WEIGHTS, fusable, layer
+from jspec.native.layers import WEIGHTS, fusable, layers, stack
 from jspec.native.linear import linear
 from jspec.native.panels import (
     COLUMNS,
@@ -14,17 +14,18 @@ from jspec.native.panels import (
     repack,
     unpack,
 )
+from jspec.native.room import held, room
 
 __all__ = [
     "COLUMNS",
     "DEPTHS",
-    "MATRICES",
     "WEIGHTS",
     "argmax",
     "aside",
     "attention",
     "fusable",
-    "layer",
+    "held",
+    "layers",
     "linear",
     "load",
     "pack",
@@ -33,6 +34,8 @@ __all__ = [
     "panel_product",
     "ready",
     "repack",
+    "room",
+    "stack",
     "supports",
     "unpack",
 ]

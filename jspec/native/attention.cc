@@ -131,8 +131,10 @@ struct Task {
       float* row = scores + i * kBlock;
       float* to = found + i * Found(D);
       for (int64_t t = 0; t < std::min(many, low - block); ++t) row[t] = kLowest;
-      for (int64_t t = std::max<int64_t>(0, length - block); t < many; ++t)
-        if (!Sees(s, in, b, n, block + t)) row[t] = kLowest;
+      // Of a chain a node sees the nodes up to itself; a tree is asked slot by slot.
+      int64_t new_ones = std::max<int64_t>(0, in.ancestors ? length - block : here + 1 - block);
+      for (int64_t t = new_ones; t < many; ++t)
+        if (!in.ancestors || !Sees(s, in, b, n, block + t)) row[t] = kLowest;
       for (int64_t t = many; t % kLanes; ++t) row[t] = kLowest;
       float top = Largest(row, many, to[0]);
       if (top == kLowest) {
@@ -181,6 +183,8 @@ struct Task {
   void Run(int64_t from, int64_t until) {
     const T *k[kBlock], *v[kBlock];
     Begin();
+    // Of a chain no query looks beyond the last one's own slot.
+    if (!in.ancestors) until = std::min(until, length + (first + count - 1) / group + 1);
     for (int64_t block = from; block < until; block += kBlock) {
       int64_t many = std::min(kBlock, until - block);
       Places(in.k, block, many, k);

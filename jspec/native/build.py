@@ -19,7 +19,7 @@ import jaxlib
 
 __all__ = ["TARGETS", "aside", "load", "ready"]
 
-KERNELS = ("linear", "attention", "panels", "layer", "argmax")
+KERNELS = ("linear", "attention", "panels", "layers", "argmax")
 TARGETS = tuple(f"jspec_{name}" for name in KERNELS)
 SOURCES = tuple(Path(__file__).with_name(f"{name}.cc") for name in KERNELS)
 HEADERS = tuple(

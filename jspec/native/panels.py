@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, DTypeLike, Float
 
+from jspec.native.room import held, room
+
 __all__ = ["COLUMNS", "pack", "packable", "packed", "panel_product", "repack", "unpack"]
 
 COLUMNS = 32
@@ -34,8 +36,11 @@ def pack(w: Any) -> Any:
 
 
 def repack(w: Float[Array, "I O"]) -> Array:
-    """`pack`, by the host: nothing is compiled, and nothing else takes memory."""
-    return jnp.asarray(np.ascontiguousarray(pack(np.asarray(w))))
+    """`pack`, by the host and into huge pages: nothing is compiled."""
+    panels = pack(np.asarray(w))
+    filled = room(panels.shape, panels.dtype)
+    filled[...] = panels
+    return held(filled)
 
 
 def packed(w: Array) -> bool:

@@ -67,6 +67,10 @@ def cache(config, dtype):
     )
 
 
+def in_one(pages):
+    return dataclasses.replace(pages, k=jnp.stack(pages.k), v=jnp.stack(pages.v))
+
+
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(
     ("dtype", "bound"), [(jnp.float32, 1e-4), (jnp.bfloat16, 0.15)]
@@ -83,12 +87,47 @@ def test_a_packed_model_says_what_it_said_before(option, dtype, bound):
     model = build(config, random_weights(config, dtype=dtype))
     right = read(model, cache(config, dtype))
     model.pack()
-    assert native.packed(model.layers[0].down[...])
+    assert model.stack is not None and not model.layers
     got = read(model, cache(config, dtype))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True):
         np.testing.assert_allclose(
             a.astype(jnp.float32), b.astype(jnp.float32), atol=bound
         )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_pages_of_all_layers_in_one_array_hold_what_an_array_a_layer_holds(dtype):
+    config = dataclasses.replace(CONFIG, windows=(4, None, 30))
+    tokens = jax.random.randint(jax.random.key(1), (ROWS, NODES), 0, 320)
+    path = jnp.array([[0, 2, 4, 6, 1, 3, 5]] * ROWS, jnp.int32)
+
+    @jax.jit
+    def read(model, cache):
+        seen = model(tokens, TREE, cache, branching=True, feature_layers=(1, 3))
+        kept = seen.cache.keep(
+            path, tokens, jnp.array([4, 1, 3, 4], jnp.int32), branching=True
+        )
+        return seen.logits[:3], seen.features[:3], kept
+
+    model = build(config, random_weights(config, dtype=dtype))
+    model.pack()
+    apart = cache(config, dtype)
+    together = dataclasses.replace(apart, pages=in_one(apart.pages))
+    assert together.pages.bytes_per_token == apart.pages.bytes_per_token
+    right, got = read(model, apart), read(model, together)
+    assert got[2].pages.k.shape[0] == config.num_layers
+    right = (*right[:2], dataclasses.replace(right[2], pages=in_one(right[2].pages)))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(right), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_lie_in_huge_pages_and_are_read_where_they_lie():
+    filled = native.room((3, 5), np.dtype(np.float32))
+    filled[...] = 2
+    assert filled.ctypes.data % (2 << 20) == 0
+    array = native.held(filled)
+    assert array.unsafe_buffer_pointer() == filled.ctypes.data
+    np.testing.assert_array_equal(array, 2)
 
 
 def test_a_packed_model_reads_chains_packed_into_one_line():
@@ -150,4 +189,5 @@ def test_what_has_no_whole_panels_stays_as_it_is():
     config = dataclasses.replace(CONFIG, intermediate_size=150)
     model = build(config, random_weights(config))
     model.pack()
+    assert model.stack is None
     assert not any(native.packed(a) for a in jax.tree.leaves(model))

@@ -1,6 +1,6 @@
-// A whole decoder layer on packed weights: norm, queries, keys and values, rotation, the
-// append to the cache, attention, output, norm, gated MLP. Between its phases the threads
-// only meet; nothing goes through XLA.
+// Decoder layers on packed weights, one after the other: norm, queries, keys and values,
+// rotation, the append to the cache, attention, output, norm, gated MLP. Between these
+// phases the threads only meet; nothing goes through XLA.
 //
 // A row's numbers are computed in one order, whatever rows are beside it.
 #include <cmath>
@@ -170,76 +170,117 @@ struct Layer {
   }
 };
 
-template <typename P>
-ffi::Error Call(ffi::AnyBuffer x, ffi::Buffer<ffi::F32> cosine, ffi::Buffer<ffi::F32> sine,
-                ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::Buffer<ffi::S32> table,
-                ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::S32> depths,
-                ffi::Buffer<ffi::PRED> ancestors, ffi::RemainingArgs weights,
-                ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> k_out,
-                ffi::Result<ffi::AnyBuffer> v_out, bool branching, int64_t window, float scale,
-                float eps) {
-  using T = typename P::T;
-  if (weights.size() != kWeights) return ffi::Error::InvalidArgument("a weight is missing");
-  Layer<P> layer{};
-  for (size_t i = 0; i < kWeights; ++i) {
-    auto w = weights.get<ffi::AnyBuffer>(i);
-    if (!w.has_value()) return w.error();
-    bool none = w->element_count() == 0;
-    layer.w[i] = none ? nullptr : static_cast<const T*>(w->untyped_data());
-    if (i == kQ) layer.s.heads = w->dimensions()[0] * kColumns;
-    if (i == kGate) layer.inner = w->dimensions()[0] * kColumns;
+// The layers of one call: where the weights and the pages of each lie.
+//
+// A row of the stack holds one layer's weights in the order of `Weight`, each beginning at
+// a multiple of `kLine` bytes. Pages are two arrays [layers, P, K, S, D], keys and values,
+// or an array a layer: first all keys, then all values.
+struct Stack {
+  static constexpr int64_t kLine = 64;
+
+  ffi::AnyBuffer rows;
+  ffi::Span<const int64_t> sizes;  // numbers of each weight; 0: the model has none
+  ffi::RemainingRets pages;
+  int64_t first;
+
+  template <typename T>
+  void Weights(int64_t layer, const T** to) const {
+    const T* from = static_cast<const T*>(rows.untyped_data());
+    from += (first + layer) * rows.dimensions()[1];
+    for (size_t i = 0; i < kWeights; ++i) {
+      constexpr int64_t step = kLine / sizeof(T);
+      to[i] = sizes[i] ? from : nullptr;
+      from += (sizes[i] + step - 1) / step * step;
+    }
   }
-  auto page = k.dimensions();
-  layer.width = x.dimensions()[1];
-  layer.s = {table.dimensions()[0], x.dimensions()[0] / table.dimensions()[0],
-             layer.s.heads / page[3], page[1], page[3], page[0], page[2],
-             table.dimensions()[1], window, scale};
-  if (k.untyped_data() != k_out->untyped_data() || v.untyped_data() != v_out->untyped_data())
-    return ffi::Error::Internal("pages are not updated in place");
-  layer.k_pages = static_cast<T*>(k_out->untyped_data());
-  layer.v_pages = static_cast<T*>(v_out->untyped_data());
-  layer.in = {nullptr, layer.k_pages, layer.v_pages, table.typed_data(), length.typed_data(),
-              branching ? ancestors.typed_data() : nullptr, depths.typed_data()};
-  layer.x = static_cast<const T*>(x.untyped_data());
-  layer.cosine = cosine.typed_data();
-  layer.sine = sine.typed_data();
+
+  ffi::Result<ffi::AnyBuffer> Page(int64_t at) const { return *pages.get<ffi::AnyBuffer>(at); }
+  bool one() const { return Page(1)->dimensions().size() == 5; }
+  ffi::Span<const int64_t> page() const {
+    auto all = Page(1)->dimensions();
+    return {all.end() - 4, 4};
+  }
+
+  template <typename T>
+  T* Pages(int64_t layer, bool values) const {
+    int64_t at = first + layer, many = int64_t(pages.size()) - 1, skip = 0;
+    if (one()) {
+      auto shape = page();
+      skip = at * shape[0] * shape[1] * shape[2] * shape[3];
+      at = 0, many = 2;
+    }
+    return static_cast<T*>(Page(1 + at + values * many / 2)->untyped_data()) + skip;
+  }
+};
+
+template <typename P>
+ffi::Error Call(ffi::AnyBuffer x, const float* cosine, const float* sine,
+                ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> length, const int32_t* depths,
+                const bool* ancestors, const Stack& stack, ffi::Span<const int64_t> windows,
+                float scale, float eps, ffi::AnyBuffer out) {
+  using T = typename P::T;
+  auto page = stack.page();
+  int64_t width = x.dimensions()[1], nodes = x.dimensions()[0] / table.dimensions()[0];
+  int64_t heads = stack.sizes[kQ] / width / page[3];
+  Layer<P> layer{};
+  layer.width = width;
+  layer.inner = stack.sizes[kGate] / width;
+  layer.s = {table.dimensions()[0], nodes,   heads, page[1], page[3], page[0], page[2],
+             table.dimensions()[1], 0, scale};
+  layer.cosine = cosine;
+  layer.sine = sine;
   layer.eps = eps;
-  layer.out = static_cast<T*>(out->untyped_data());
-  if (layer.Run()) return ffi::Error::Success();
-  return ffi::Error::InvalidArgument("no kernel for this head width");
+  layer.x = static_cast<const T*>(x.untyped_data());
+  layer.out = static_cast<T*>(out.untyped_data());
+  for (size_t l = 0; l < windows.size(); ++l) {
+    stack.Weights(l, layer.w);
+    layer.s.window = windows[l];
+    layer.k_pages = stack.Pages<T>(l, false);
+    layer.v_pages = stack.Pages<T>(l, true);
+    layer.in = {nullptr, layer.k_pages, layer.v_pages, table.typed_data(), length.typed_data(),
+                ancestors, depths};
+    if (!layer.Run()) return ffi::Error::InvalidArgument("no kernel for this head width");
+    layer.x = layer.out;
+  }
+  return ffi::Error::Success();
 }
 
 ffi::Error Pick(ffi::AnyBuffer x, ffi::Buffer<ffi::F32> cosine, ffi::Buffer<ffi::F32> sine,
-                ffi::AnyBuffer k, ffi::AnyBuffer v, ffi::Buffer<ffi::S32> table,
-                ffi::Buffer<ffi::S32> length, ffi::Buffer<ffi::S32> depths,
-                ffi::Buffer<ffi::PRED> ancestors, ffi::RemainingArgs weights,
-                ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> k_out,
-                ffi::Result<ffi::AnyBuffer> v_out, bool branching, int64_t window, float scale,
-                float eps) {
+                ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> length,
+                ffi::Buffer<ffi::S32> depths, ffi::Buffer<ffi::PRED> ancestors,
+                ffi::AnyBuffer rows, ffi::RemainingArgs pages, ffi::RemainingRets results,
+                bool branching, int64_t first, ffi::Span<const int64_t> sizes,
+                ffi::Span<const int64_t> windows, float scale, float eps) {
+  if (sizes.size() != kWeights || results.size() != pages.size() + 1)
+    return ffi::Error::InvalidArgument("a weight or a page is missing");
+  for (size_t i = 0; i < pages.size(); ++i)
+    if (pages.get<ffi::AnyBuffer>(i)->untyped_data() !=
+        (*results.get<ffi::AnyBuffer>(i + 1))->untyped_data())
+      return ffi::Error::Internal("pages are not updated in place");
   auto call = x.element_type() == ffi::F32 ? Call<WidePanel> : Call<HalfPanel>;
-  return call(x, cosine, sine, k, v, table, length, depths, ancestors, weights, out, k_out,
-              v_out, branching, window, scale, eps);
+  return call(x, cosine.typed_data(), sine.typed_data(), table, length, depths.typed_data(),
+              branching ? ancestors.typed_data() : nullptr, {rows, sizes, results, first}, windows,
+              scale, eps, **results.get<ffi::AnyBuffer>(0));
 }
 
 }  // namespace
 }  // namespace jspec
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_layer, jspec::Pick,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_layers, jspec::Pick,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
+                                  .RemainingRets()
                                   .Attr<bool>("branching")
-                                  .Attr<int64_t>("window")
+                                  .Attr<int64_t>("first")
+                                  .Attr<ffi::Span<const int64_t>>("sizes")
+                                  .Attr<ffi::Span<const int64_t>>("windows")
                                   .Attr<float>("scale")
                                   .Attr<float>("eps"));
