@@ -46,7 +46,8 @@ def judge(result: dict[str, Any]) -> Iterator[claims.Claim]:
 
 
 def main(
-    repeats: Annotated[int, typer.Option(help="Passes.")] = 3,
+    repeats: Annotated[int, typer.Option(help="Passes.")] = 2,
+    batches: Annotated[str, typer.Option(help="Rows, comma-separated.")] = "1,4",
 ) -> None:
     """Reads the engine's counters over plain and look-up decoding."""
     config = run.Config(
@@ -54,7 +55,7 @@ def main(
             methods=("none", "ngram"), ks=(4,), dtypes=("float32", "bfloat16")
         ),
         prompts="mt_bench:4",
-        batches=(1, 4, 8),
+        batches=tuple(map(int, batches.split(","))),
         repeats=repeats,
     )
     claims.conclude("dispatch", config, judge)

@@ -12,6 +12,7 @@ from benchmarks.runs import (
     exactness,
     ngram_speedup,
     plain_vs_peers,
+    prompt_reading,
     startup,
 )
 
@@ -109,9 +110,26 @@ def test_host_time_is_stated_per_round():
     )
 
 
+def test_prompts_are_compared_by_tokens_a_second():
+    made = result(
+        ("jspec", 1.0, {}), ("transformers", 1.0, {}), ("jspec", 1.0, {"batch": 4})
+    )
+    made["runs"][0]["prefill_seconds"] = 0.5
+    found = values(prompt_reading.judge, made)
+    assert found["float32, batch 1: prompts, ours ÷ transformers"] == (2.0, True)
+    assert found["jspec none float32, batch 4: prompt tokens/s"][0] == 12.0
+
+
 def test_the_slowest_start_counts():
     first, second = startup.judge({"first": [90.0, 200.0], "second": [10.0]})
     assert not first.met and second.met
+
+
+def test_a_start_states_its_executables_and_the_seconds_of_each():
+    starts = {"first": [90.0], "second": [10.0]}
+    *_, count, slowest = startup.judge(starts, {"admit": 0.5, "prefill 16": 2.0})
+    assert (count.value, slowest.value) == (2, 2.0)
+    assert slowest.note == "admit 0.5 s, prefill 16 2.0 s"
 
 
 def test_a_claim_that_was_not_measured_is_neither_met_nor_missed(tmp_path, capsys):
