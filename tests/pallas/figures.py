@@ -59,14 +59,20 @@ def attention_case(
 
 CASES: Mapping[str, Case] = MappingProxyType(
     {
+        "attention, plain decoding": attention_case(nodes=1),
         "attention, tree of 8": attention_case(),
         "attention, tree of 48": attention_case(nodes=48),
         "attention, tree of 60": attention_case(nodes=60),
         "attention, tree of 64, groups of 8": attention_case(nodes=64, heads=64),
+        "attention, pages of 128": attention_case(size=128),
+        "attention, heads of 64": attention_case(width=64),
         "attention, heads of 64, tree of 64": attention_case(width=64, nodes=64),
         "attention, heads of 256": attention_case(width=256),
         "attention, heads of 256, tree of 60": attention_case(width=256, nodes=60),
+        "attention, float16": attention_case(dtype=jnp.float16),
+        "attention, float32": attention_case(dtype=jnp.float32),
         "attention, float32, tree of 60": attention_case(nodes=60, dtype=jnp.float32),
+        "attention, float32, heads of 64": attention_case(width=64, dtype=jnp.float32),
         **verification.CASES,
     }
 )
