@@ -1,6 +1,8 @@
 """What this machine is, what it can read per second, and who else keeps it busy."""
 
+import contextlib
 import ctypes
+import mmap
 import os
 import platform
 import subprocess
@@ -44,25 +46,30 @@ def read_bandwidth(
     """GB/s of reading memory in streams, one per thread, once per repeat.
 
     Each thread looks with `memchr` for a byte that its buffer lacks: a read of every
-    line at the speed of the memory, outside Python's lock.
+    line at the speed of the memory, outside Python's lock. Buffers lie in huge pages
+    where the system has them, as packed weights do: the faster reading is the floor.
     """
     memchr = ctypes.CDLL(None).memchr
     memchr.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
     memchr.restype = ctypes.c_void_p
     size = megabytes * 10**6 // threads
-    buffers = [ctypes.create_string_buffer(size) for _ in range(threads)]
-    for buffer in buffers:
-        ctypes.memset(buffer, 1, size)
+    buffers = [mmap.mmap(-1, size) for _ in range(threads)]
+    places = [ctypes.addressof(ctypes.c_char.from_buffer(own)) for own in buffers]
+    for buffer, place in zip(buffers, places, strict=True):
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):
+                buffer.madvise(mmap.MADV_HUGEPAGE)
+        ctypes.memset(place, 1, size)
 
-    def read(buffer: ctypes.Array[ctypes.c_char]) -> None:
-        memchr(ctypes.addressof(buffer), 2, size)
+    def read(place: int) -> None:
+        memchr(place, 2, size)
 
     rates = []
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(read, buffers))
+        list(pool.map(read, places))
         for _ in range(repeats):
             started = time.perf_counter()
-            list(pool.map(read, buffers))
+            list(pool.map(read, places))
             seconds = time.perf_counter() - started
             rates.append(size * threads / seconds / 1e9)
     return rates
