@@ -57,7 +57,7 @@ def draw(
         title=f"K = {k}, batch 1: above the line, speculation pays",
     )
     axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def draw_best(path: str | Path, best: Sequence[Best], *, title: str = "") -> None:
@@ -101,7 +101,13 @@ def draw_best(path: str | Path, best: Sequence[Best], *, title: str = "") -> Non
         axes.title.set_size(10)
     figure.axes[0].set_ylabel("context")
     figure.suptitle(title, size=10)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    """The same figure is the same file: no date stands in it."""
+    dated = {"Date": None} if Path(path).suffix == ".svg" else None
+    figure.savefig(path, dpi=150, metadata=dated)
 
 
 def _figure(width: float, height: float) -> Any:

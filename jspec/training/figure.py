@@ -40,4 +40,5 @@ def draw(path: str | Path, card: Mapping[str, Any]) -> None:
         ylabel="held-out drafts right up to place",
     )
     lower.legend(title="place", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=150)
+    dated = {"Date": None} if Path(path).suffix == ".svg" else None
+    figure.savefig(path, dpi=150, metadata=dated)
