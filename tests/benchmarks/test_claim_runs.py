@@ -333,6 +333,7 @@ def test_every_run_goes_through_on_a_tiny_target(servers, tmp_path):
                 method="eagle3",
                 ks=(2,),
                 sets=("nq_qa",),
+                each=2,
                 seeds=1,
                 tokens=8,
                 batch=2,
