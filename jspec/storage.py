@@ -32,6 +32,8 @@ def write(folder: Path, weights: Mapping[str, Any]) -> None:
     chunked = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK), tree)
     with _orbax() as orbax:
         orbax.save(folder.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunked))
+    # It says where the weights were written, and they are moved from there.
+    (folder / "commit_success.txt").unlink(missing_ok=True)
 
 
 def read(
