@@ -23,7 +23,11 @@ def distill(
         str, typer.Option(help="Model directory, file or name.")
     ] = TARGET,
     prompts: Annotated[
-        str, typer.Option(help="Sets of prompts and how many of each: NAME:COUNT,...")
+        str,
+        typer.Option(
+            help="Sets of prompts and how many of each, NAME:COUNT,...; `own` are "
+            "questions that the target asks itself."
+        ),
     ] = "",
     texts: Annotated[
         int | None, typer.Option(help="The first so many of them; all if unset.")
@@ -42,6 +46,7 @@ def distill(
     with errors():
         import jspec
         from benchmarks import training_prompts as sets
+        from jspec.training import questions
         from jspec.training.texts import write_texts
 
         if length < 16:
@@ -50,7 +55,8 @@ def distill(
             raise ValueError(
                 f"--texts must be at least 2, one of them to be held out, not {texts}"
             )
-        chosen = sets.select(prompts or sets.DEFAULT, seed)
+        others, own = questions.split(prompts or sets.DEFAULT)
+        chosen = sets.select(others, seed) if others else []
         with jspec.serve(
             target,
             method="none",
@@ -59,8 +65,10 @@ def distill(
             dtype=dtype,
             seed=seed,
         ) as server:
+            if own:
+                chosen = sets.mixed(chosen, _asked(server, own, out, length), seed)
             ids = [server.tokenizer.chat(prompt.request) for prompt in chosen]
-            ids = [own for own in ids if len(own) <= length // 2]
+            ids = [each for each in ids if len(each) <= length // 2]
             if texts is not None and texts > len(ids):
                 raise ValueError(
                     f"--texts {texts} are more than the {len(ids)} prompts that leave "
@@ -71,11 +79,11 @@ def distill(
             def answer(some: Sequence[Sequence[int]]) -> list[Sequence[int]]:
                 params = [
                     jspec.SamplingParams(
-                        temperature=temperature, max_tokens=length - len(own)
+                        temperature=temperature, max_tokens=length - len(each)
                     )
-                    for own in some
+                    for each in some
                 ]
-                done = server.generate([list(own) for own in some], params)
+                done = server.generate([list(each) for each in some], params)
                 broken = next((d.error for d in done if d.error), None)
                 if broken is not None:
                     raise ValueError(f"an answer failed: {broken}")
@@ -115,6 +123,33 @@ def distill(
             f"{len(ids)} texts in {out}; {written} tokens written now, in "
             f"{seconds:.0f} s"
         )
+
+
+def _asked(server: Any, many: int, out: Path, length: int) -> list[str]:
+    """Questions of the target's own; drawn at temperature 1, kept beside the texts."""
+    import jspec
+    from jspec.training import questions
+
+    def say(begin: Sequence[int], seeds: range) -> Sequence[Any]:
+        most = min(questions.LONGEST, length - len(begin))
+        params = [
+            jspec.SamplingParams(
+                temperature=1.0, top_p=0.95, max_tokens=most, seed=seed
+            )
+            for seed in seeds
+        ]
+        return server.generate([list(begin) for _ in seeds], params)
+
+    with _bar() as bar:
+        task = bar.add_task("questions", total=many, said="")
+
+        def told(found: int) -> None:
+            bar.update(task, completed=found)
+            if not bar.console.is_terminal:
+                bar.console.print(f"{found} of {many} questions")
+
+        begin = questions.opening(server.tokenizer.chat)
+        return questions.ask(begin, many, say, out / "questions.json", told=told)
 
 
 def train(

@@ -87,7 +87,7 @@ def test_texts_are_distilled_and_a_drafter_is_trained_and_serves(
     with quick_compiler(tmp_path / "xla"):
         status, said, err = command(
             *("distill", "-o", data, *shape, "--max-batch", 4, "--dtype", "float32"),
-            *("--texts", 16),
+            *("--texts", 16, "--prompts", "train_mbpp"),
         )
         assert status == 0, err
         assert "16 texts" in said
