@@ -74,7 +74,7 @@ def measure(settings: Settings, target: Any = drafting.TARGET) -> dict[str, Any]
     read: list[dict[str, Any]] = []
     timed: dict[str, dict[str, list[float]]] = {}
     origin: dict[str, str] = {}
-    most = settings.longest + settings.tokens
+    most = max(settings.longest + settings.tokens, settings.context)
     with tempfile.TemporaryDirectory() as folder:
         for method in methods:
             drafter, origin[method] = drafting.drafter_of(method, target, Path(folder))
