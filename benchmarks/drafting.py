@@ -1,10 +1,12 @@
 """Servers for research runs: shipped or untrained drafters, drafts kept at a rate."""
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from benchmarks import data
 from jspec import checkpoint, zoo
 from jspec.control import CostTable, Sample, Static
 from jspec.control.calibration import from_rounds
+from jspec.server import local
 from jspec.server.lab import Meter, measure, round_costs
 from jspec.server.load import load_model
 from jspec.targets import resolve
@@ -29,6 +32,7 @@ __all__ = [
     "about",
     "costs",
     "drafter_of",
+    "one_model",
     "questions",
     "serve",
     "steady",
@@ -121,6 +125,21 @@ def drafter_of(method: str, target: str | Path, folder: Path) -> tuple[Any, str]
     if not checkpoint.is_checkpoint(path):
         untrained(method, target, path)
     return path, "untrained"
+
+
+@contextlib.contextmanager
+def one_model() -> Generator[None]:
+    """Servers made meanwhile share the arrays of the first one's target."""
+    loaded: list[Any] = []
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        if not loaded:
+            loaded.append(real(*args, **kwargs))
+        return loaded[0]
+
+    real = local.load_model
+    with mock.patch.object(local, "load_model", load):
+        yield
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

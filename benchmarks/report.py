@@ -163,7 +163,7 @@ def figure(result: dict[str, Any], path: Path) -> list[Path]:
     figure.tight_layout()
     written = [path.with_suffix(suffix) for suffix in (".svg", ".png")]
     for file in written:
-        figure.savefig(file, dpi=150, metadata=_undated(file))
+        save_figure(figure, file)
     pyplot.close(figure)
     return written
 
@@ -206,5 +206,7 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def _undated(path: Path) -> dict[str, None] | None:
-    return {"Date": None} if path.suffix == ".svg" else None
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure; the same figure is the same file, for no date stands in it."""
+    dated = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, dpi=150, metadata=dated)

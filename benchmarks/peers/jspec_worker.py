@@ -1,7 +1,6 @@
 """The worker of jspec itself, by its public interface alone."""
 
 import importlib.metadata
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,29 +42,8 @@ class Jspec:
         )
         before = _numbers(self.server.metrics())
         clock = protocol.Clock(len(prompts))
-        counts = [0] * len(prompts)
-        failures: list[BaseException] = []
-        lock = threading.Lock()
         handles = [self.server.submit(prompt, params) for prompt in prompts]
-
-        def read(row: int) -> None:
-            try:
-                for chunk in handles[row]:
-                    with lock:
-                        counts[row] += len(chunk.token_ids)
-                        clock.saw(counts)
-            except BaseException as error:
-                failures.append(error)
-
-        readers = [
-            threading.Thread(target=read, args=(row,)) for row in range(len(prompts))
-        ]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join()
-        if failures:
-            raise failures[0]
+        protocol.watch(handles, clock)
         done = [handle.result() for handle in handles]
         after = _numbers(self.server.metrics())
         counters = {

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -110,6 +111,40 @@ class Clock:
             decode_seconds=self.last - first,
             counters=counters or {},
         )
+
+
+def watch(handles: Sequence[Iterable[Any]], clock: Clock) -> None:
+    """Tells the clock of every chunk; a thread a row, which sleeps between them.
+
+    Args:
+      handles: of each row what streams chunks, with the `token_ids` they bring.
+      clock: of as many rows.
+
+    Raises:
+      BaseException: the first thing that went wrong in a row.
+    """
+    counts = [0] * len(handles)
+    failures: list[BaseException] = []
+    lock = threading.Lock()
+
+    def read(row: int) -> None:
+        try:
+            for chunk in handles[row]:
+                with lock:
+                    counts[row] += len(chunk.token_ids)
+                    clock.saw(counts)
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [
+        threading.Thread(target=read, args=(row,)) for row in range(len(handles))
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    if failures:
+        raise failures[0]
 
 
 def answer_run(engine: Engine, run: Run) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import jspec
 from benchmarks import drafting, spread
 from benchmarks.claims import RESULTS, Claim, record
 from benchmarks.in_law import RULES, enumerated
+from benchmarks.report import save_figure
 from jspec import zoo
 
 NAME = "block_vs_standard"
@@ -242,8 +243,7 @@ def figure(found: Sequence[dict[str, Any]], path: Path) -> None:
         xticklabels=names,
         ylabel="tokens a round, block ÷ standard",
     )
-    dated = {"Date": None} if path.suffix == ".svg" else None
-    drawing.savefig(path, dpi=150, metadata=dated)
+    save_figure(drawing, path)
 
 
 def main(

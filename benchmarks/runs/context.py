@@ -25,6 +25,7 @@ import typer
 
 from benchmarks import drafting, spread
 from benchmarks.claims import RESULTS, Claim, record
+from benchmarks.report import save_figure
 from benchmarks.runs.control_grid import texts
 from jspec import zoo
 from jspec.control import economics
@@ -191,8 +192,7 @@ def figure(found: Sequence[dict[str, Any]], path: Path) -> None:
     drawing.axes[0].set_ylim(0, 1)
     drawing.axes[1].axhline(1.0, color="0.6")
     drawing.axes[0].legend(fontsize=7)
-    dated = {"Date": None} if path.suffix == ".svg" else None
-    drawing.savefig(path, dpi=150, metadata=dated)
+    save_figure(drawing, path)
 
 
 def main(

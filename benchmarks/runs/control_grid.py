@@ -30,6 +30,7 @@ import typer
 import jspec
 from benchmarks import data, machine
 from benchmarks.claims import Claim, record
+from benchmarks.report import save_figure
 from jspec.control import Controller, Goodput, Static
 from jspec.server.lab import Meter, measure, round_costs
 
@@ -151,8 +152,7 @@ def figure(
             ylabel="context",
             title=title,
         )
-    dated = {"Date": None} if path.suffix == ".svg" else None
-    drawing.savefig(path, dpi=150, metadata=dated)
+    save_figure(drawing, path)
 
 
 def main(

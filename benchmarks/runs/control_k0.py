@@ -19,18 +19,17 @@ drafter is compared the same way: its distance from 1 is what the run cannot tel
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
-from unittest import mock
 
 import typer
 
 import jspec
 from benchmarks import data
 from benchmarks.claims import Claim, record
+from benchmarks.drafting import one_model
 from benchmarks.spread import interval
 from jspec.control import Static
-from jspec.server import local
 from jspec.server.lab import Meter, measure
 
 NAME = "control_k0"
@@ -52,21 +51,6 @@ EVERY = 4
 
 type Reading = Callable[[str, int], float]
 """Of a contestant and a turn: seconds to a first token, or tokens per second."""
-
-
-@contextlib.contextmanager
-def one_model() -> Generator[None]:
-    """Servers made meanwhile share the arrays of the first one's target."""
-    loaded: list[Any] = []
-
-    def load(*args: Any, **kwargs: Any) -> Any:
-        if not loaded:
-            loaded.append(real(*args, **kwargs))
-        return loaded[0]
-
-    real = local.load_model
-    with mock.patch.object(local, "load_model", load):
-        yield
 
 
 def first_token(server: jspec.Server, prompt: Any) -> float:

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.claims import RESULTS, Claim, record
+from benchmarks.report import save_figure
 from jspec import zoo
 
 NAME, K, LAST = "learning", 4, 3
@@ -109,8 +110,7 @@ def figure(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     axes.set_xscale("log")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
-    dated = {"Date": None} if path.suffix == ".svg" else None
-    drawing.savefig(path, dpi=150, metadata=dated)
+    save_figure(drawing, path)
 
 
 def main(

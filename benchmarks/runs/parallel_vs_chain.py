@@ -28,6 +28,7 @@ import typer
 
 from benchmarks import drafting, spread
 from benchmarks.claims import RESULTS, Claim, record
+from benchmarks.report import save_figure
 from jspec.control import economics
 
 NAME = "parallel_vs_chain"
@@ -238,8 +239,7 @@ def figure(result: dict[str, Any], path: Path) -> None:
         title=f"K = {settings['k']}, batch 1: dashes lead from a chain to its tie",
     )
     axes.legend()
-    dated = {"Date": None} if path.suffix == ".svg" else None
-    drawing.savefig(path, dpi=150, metadata=dated)
+    save_figure(drawing, path)
 
 
 def main(

@@ -28,6 +28,7 @@ import typer
 
 from benchmarks import drafting, spread
 from benchmarks.claims import RESULTS, Claim, record
+from benchmarks.report import save_figure
 from jspec.control import CostTable, economics
 from jspec.control.calibration import constants
 
@@ -223,8 +224,7 @@ def figure(found: Sequence[dict[str, Any]], path: Path) -> None:
     axes.plot(ends, ends, color="0.7")
     axes.set(xlabel="speed-up foreseen", ylabel="speed-up measured")
     axes.legend(fontsize=7)
-    dated = {"Date": None} if path.suffix == ".svg" else None
-    drawing.savefig(path, dpi=150, metadata=dated)
+    save_figure(drawing, path)
 
 
 def main(

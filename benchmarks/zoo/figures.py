@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import save_figure
 from benchmarks.zoo import summary
 
 
@@ -28,8 +29,7 @@ def draw(result: Mapping[str, Any], folder: Path, name: str = "zoo") -> list[Pat
         paint(drawing, alone)
         for suffix in (".svg", ".png"):
             path = folder / f"{name}_{what}{suffix}"
-            dated = {"Date": None} if suffix == ".svg" else None
-            drawing.savefig(path, dpi=150, metadata=dated)
+            save_figure(drawing, path)
             written.append(path)
     return written
 

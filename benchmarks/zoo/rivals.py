@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import jspec
 from benchmarks import machine
 from benchmarks.peers import client
-from benchmarks.peers.protocol import Clock, Run
+from benchmarks.peers.protocol import Clock, Run, watch
 from jspec.server.lab import round_costs
 from jspec.server.measurements import Palette
 
@@ -100,7 +99,7 @@ class Ours:
             for seed in seeds
         ]
         handles = list(map(self.server.submit, prompts, params))
-        _watch(handles, clock)
+        watch(handles, clock)
         done = [handle.result() for handle in handles]
         for one in done:
             if one.finish_reason == "error":
@@ -177,32 +176,6 @@ class Peer:
     def rounds(self, ks: Sequence[int], batches: Sequence[int]) -> Rounds:
         """Not known."""
         return {}
-
-
-def _watch(handles: Sequence[Any], clock: Clock) -> None:
-    """Tells the clock of every chunk; a thread a row, which sleeps between them."""
-    counts = [0] * len(handles)
-    failures: list[BaseException] = []
-    lock = threading.Lock()
-
-    def read(row: int) -> None:
-        try:
-            for chunk in handles[row]:
-                with lock:
-                    counts[row] += len(chunk.token_ids)
-                    clock.saw(counts)
-        except BaseException as error:
-            failures.append(error)
-
-    readers = [
-        threading.Thread(target=read, args=(row,)) for row in range(len(handles))
-    ]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    if failures:
-        raise failures[0]
 
 
 def digest(ids: Sequence[int]) -> str:

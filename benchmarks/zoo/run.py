@@ -20,7 +20,7 @@ from typing import Any, Self
 import jax
 
 from benchmarks import data, machine
-from benchmarks.runs.control_k0 import one_model
+from benchmarks.drafting import one_model
 from benchmarks.zoo.journal import Journal
 from benchmarks.zoo.opening import Open, Opener, Refusals, Refused
 from benchmarks.zoo.plan import PLAIN, Config, Contestant, Turn

@@ -3,25 +3,11 @@
 import math
 from types import SimpleNamespace
 
-from jspec.models.base import ModelConfig, Rope
+from benchmarks.gpu.shapes import SMOLLM2
 from jspec.training import RECIPES
 from jspec.training.recipe import Frame
 from jspec.training.start import configured
 
-SMOLLM2 = ModelConfig(
-    family="llama",
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_key_heads=3,
-    head_dim=64,
-    norm_eps=1e-5,
-    rope=Rope(theta=100_000.0),
-    max_position=8192,
-    tie_embeddings=True,
-)
 TOKENIZER = 3_523_000
 """Bytes that come with a language model: its tokenizer."""
 
