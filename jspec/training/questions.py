@@ -74,17 +74,18 @@ def ask(
       begin: what `opening` found.
       many: how many.
       say: goes on from it with the seeds given: what `Server.generate` returns.
-      file: holds them for the next start.
+      file: holds them and the next seed, so that a stopped run goes on.
       told: hears how many there are.
 
     Raises:
       ValueError: the target repeats itself, or never comes to an end.
     """
-    found: list[str] = []
-    if file.is_file():
-        found = json.loads(file.read_text("utf-8"))[:many]
+    known: dict[str, None] = {}
     seed, barren = 0, 0
-    known = dict.fromkeys(found)
+    if file.is_file():
+        kept = json.loads(file.read_text("utf-8"))
+        known, seed = dict.fromkeys(kept["questions"]), kept["next_seed"]
+    file.parent.mkdir(parents=True, exist_ok=True)
     while len(known) < many:
         before = len(known)
         for one in say(begin, range(seed, seed + ROUND)):
@@ -92,6 +93,7 @@ def ask(
             if one.finish_reason == "stop" and len(one.token_ids) >= SHORTEST and text:
                 known[text] = None
         seed += ROUND
+        _keep(file, {"next_seed": seed, "questions": list(known)})
         barren = barren + 1 if len(known) == before else 0
         if barren == 8:
             raise ValueError(
@@ -99,9 +101,10 @@ def ask(
                 f"in {8 * ROUND}; ask for {len(known)} at most"
             )
         told(min(len(known), many))
-    found = list(known)[:many]
+    return list(known)[:many]
+
+
+def _keep(file: Path, what: dict[str, Any]) -> None:
     draft = file.with_suffix(".partial")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    draft.write_text(json.dumps(found, ensure_ascii=False, indent=0) + "\n", "utf-8")
+    draft.write_text(json.dumps(what, ensure_ascii=False, indent=0) + "\n", "utf-8")
     os.replace(draft, file)
-    return found

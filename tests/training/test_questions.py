@@ -60,6 +60,10 @@ def test_questions_that_are_whole_and_new_are_kept_in_order(tmp_path):
     assert questions.ask([7], 3, say, file) == found
     assert questions.ask([7], 2, say, file) == found[:2]
     assert not seeds
+    more = questions.ask([7], 5, say, file)
+    assert more[:3] == found
+    assert len(more) == 5
+    assert seeds[0][0] == 2 * questions.ROUND
 
 
 def test_a_target_that_repeats_itself_is_said_to(tmp_path):
