@@ -1,6 +1,7 @@
 """From logits to the law that a request asks for, row by row."""
 
 import enum
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,15 @@ __all__ = [
     "draw",
     "draw_each",
     "greedy",
+    "inverse_cdf",
     "law",
     "row_keys",
+    "seek",
     "step_keys",
 ]
+
+GROUP = 256
+"""Neighbours whose weights are summed first when a token is drawn."""
 
 
 class Stream(enum.IntEnum):
@@ -91,30 +97,48 @@ def law(logits: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N 
     point = jax.nn.one_hot(greedy(logits), logits.shape[-1], dtype=jnp.float32)
     scaled = logits.astype(jnp.float32) / jnp.where(hot > 0, hot, 1)
     p = jax.nn.softmax(scaled, axis=-1)
-    filtered = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-    p = jax.lax.cond(
-        jnp.any(filtered & sampling.sampled),
-        lambda p: jnp.where(filtered[:, None, None], _filter(p, sampling), p),
-        lambda p: p,
-        p,
+    filters: tuple[tuple[Array, Callable[..., Array]], ...] = (
+        (sampling.top_k > 0, _likeliest),
+        (sampling.top_p < 1, _nucleus),
+        (sampling.min_p > 0, _not_below),
     )
+    for wanted, change in filters:
+        p = _where(wanted & sampling.sampled, change, p, sampling)
     return jnp.where(hot > 0, p, point)
 
 
-def _filter(p: Array, sampling: Sampling) -> Array:
-    def by_row(a: Array) -> Array:
-        return a[:, None, None]
+def _where(
+    wanted: Bool[Array, " B"],
+    change: Callable[[Array, Sampling], Array],
+    p: Float[Array, "B N V"],
+    sampling: Sampling,
+) -> Float[Array, "B N V"]:
+    """Changes the rows that want it; nothing is computed where none does."""
+    return jax.lax.cond(
+        jnp.any(wanted),
+        lambda p: jnp.where(wanted[:, None, None], change(p, sampling), p),
+        lambda p: p,
+        p,
+    )
 
-    def short(at: Array) -> Array:
-        return jnp.where(p > at, p, 0).sum(-1, keepdims=True) < top
 
-    k = jnp.where(sampling.top_k > 0, sampling.top_k, p.shape[-1])
-    k = by_row(jnp.minimum(k, p.shape[-1]))
-    p = _above(p, lambda at: (p >= at).sum(-1, keepdims=True) >= k)
-    top = by_row(sampling.top_p)
-    full = top >= 1
-    p = jnp.where(full, p, _above(p, lambda at: ~short(at), strict=True))
-    p = jnp.where(p >= by_row(sampling.min_p) * p.max(-1, keepdims=True), p, 0)
+def _likeliest(p: Array, sampling: Sampling) -> Array:
+    k = jnp.minimum(sampling.top_k, p.shape[-1])[:, None, None]
+    return _above(p, lambda at: (p >= at).sum(-1, keepdims=True) >= k)
+
+
+def _nucleus(p: Array, sampling: Sampling) -> Array:
+    top = sampling.top_p[:, None, None]
+
+    def enough(at: Array) -> Array:
+        return jnp.where(p > at, p, 0).sum(-1, keepdims=True) >= top
+
+    return _above(p, enough, strict=True)
+
+
+def _not_below(p: Array, sampling: Sampling) -> Array:
+    least = sampling.min_p[:, None, None]
+    p = jnp.where(p >= least * p.max(-1, keepdims=True), p, 0)
     return p / p.sum(-1, keepdims=True)
 
 
@@ -142,12 +166,46 @@ def _above(p: Array, wide, *, strict: bool = False) -> Array:
 
 
 def draw(keys: Key[Array, " B"], p: Float[Array, "B V"]) -> Int[Array, " B"]:
-    """One token per row from a law, by the Gumbel-max trick; it need not sum to 1."""
+    """One token per row from a law, one number each; it need not sum to 1."""
+    return inverse_cdf(p, jax.vmap(jax.random.uniform)(keys))
 
-    def pick(key: Array, row: Array) -> Array:
-        return jax.random.categorical(key, jnp.log(row))
 
-    return jax.vmap(pick)(keys, p).astype(jnp.int32)
+def inverse_cdf(
+    p: Float[Array, "B V"], uniform: Float[Array, " B"]
+) -> Int[Array, " B"]:
+    """The first token of each row up to which more than this share of `p` lies.
+
+    Sums of neighbours first, then one group of them. A token without weight is never
+    drawn.
+
+    Args:
+      p: weights; they need not sum to 1.
+      uniform: in `[0, 1)`.
+    """
+    b, v = p.shape
+    groups = jnp.pad(p, ((0, 0), (0, -v % GROUP))).reshape(b, -1, GROUP)
+    sums = groups.sum(-1)
+    place, share = seek(sums, uniform * sums.sum(-1))
+    here = jnp.take_along_axis(groups, place[:, None, None], axis=1)[:, 0]
+    column, _ = seek(here, share * here.sum(-1))
+    return jnp.minimum(place * GROUP + column, v - 1)
+
+
+def seek(
+    weights: Float[Array, "B C"], target: Float[Array, " B"]
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """Where the running sum first exceeds the target, and how far in that weight."""
+    n = weights.shape[-1]
+    running = jnp.cumsum(weights, axis=-1)
+    possible = weights > 0
+    beyond = possible & (running > target[:, None])
+    last = n - 1 - jnp.argmax(possible[:, ::-1], axis=-1)
+    place = jnp.where(beyond.any(-1), jnp.argmax(beyond, axis=-1), last)
+    place = place.astype(jnp.int32)
+    before = jnp.where(jnp.arange(n)[None] < place[:, None], weights, 0).sum(-1)
+    weight = jnp.take_along_axis(weights, place[:, None], axis=1)[:, 0]
+    share = (target - before) / jnp.where(weight > 0, weight, 1)
+    return place, jnp.clip(share, 0, 1)
 
 
 def step_keys(keys: Key[Array, " B"], step: Int[Array, ""] | int) -> Key[Array, " B"]:
@@ -159,4 +217,5 @@ def draw_each(keys: Key[Array, " B"], q: Float[Array, "B N V"]) -> Int[Array, "B
     """A token of every law, each with a key of its own."""
     steps = jnp.arange(q.shape[1], dtype=jnp.int32)
     each = jax.vmap(step_keys, in_axes=(None, 0))(keys, steps)
-    return jax.vmap(draw, in_axes=(0, 1), out_axes=1)(each, q)
+    b, n, v = q.shape
+    return draw(each.T.reshape(b * n), q.reshape(b * n, v)).reshape(b, n)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jspec.rounds import DEAD, Proposal, SparseLaw
+from jspec.sampling import draw
 
 __all__ = [
     "Law",
@@ -105,11 +106,7 @@ def conclude(
 
     A row that refused nothing draws what plain decoding draws with the same key.
     """
-
-    def pick(key: Array, row: Array) -> Array:
-        return jax.random.categorical(key, jnp.log(row))
-
     flag = refused[:, None]
     words = jnp.where(flag, jax.random.key_data(recover), jax.random.key_data(bonus))
     keys = jax.random.wrap_key_data(words, impl=jax.random.key_impl(bonus))
-    return jax.vmap(pick)(keys, r).astype(jnp.int32)
+    return draw(keys, r)

@@ -27,7 +27,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 def wanted(operation: str, kernels: str | None) -> str | None:
     """The implementation of an operation; `None`: the rules of this package.
 
-    These say the same, from laws instead of logits and with a random number a token.
+    These say the same, from laws instead of logits, and recover from another stream.
     """
     if kernels is None and choose(operation, None) == "reference":
         return None

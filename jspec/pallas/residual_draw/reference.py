@@ -5,10 +5,9 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-__all__ = ["residual_draw"]
+from jspec.sampling import GROUP, seek
 
-WIDTH = 256
-"""Neighbours whose weights are summed first."""
+__all__ = ["residual_draw"]
 
 
 def residual_draw(
@@ -35,7 +34,7 @@ def residual_draw(
       temperature: above 0; `None`: 1.
     """
     b, v = p.shape
-    width = math.gcd(v, WIDTH)
+    width = math.gcd(v, GROUP)
     groups = (b, v // width, width)
 
     def laws(p: Array, q: Array | None, ids: Array) -> tuple[Array, Array]:
@@ -58,27 +57,10 @@ def residual_draw(
     law, left = (a.sum(-1) for a in laws(p, q, ids))
     bare = ~(left.sum(-1) > 0)
     sums = jnp.where(bare[:, None], law, left)
-    place, share = _find(sums, uniform * sums.sum(-1))
+    place, share = seek(sums, uniform * sums.sum(-1))
     ids = jnp.broadcast_to(ids, groups)
     here = group(ids, place)
     law, left = laws(group(p, place), None if q is None else group(q, place), here)
     weights = jnp.where(bare[:, None, None], law, left)[:, 0]
-    column, _ = _find(weights, share * weights.sum(-1))
+    column, _ = seek(weights, share * weights.sum(-1))
     return place * width + column
-
-
-def _find(
-    weights: Float[Array, "B C"], target: Float[Array, " B"]
-) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
-    """Where the running sum first exceeds the target, and how far in that weight."""
-    n = weights.shape[-1]
-    running = jnp.cumsum(weights, axis=-1)
-    possible = weights > 0
-    beyond = possible & (running > target[:, None])
-    last = n - 1 - jnp.argmax(possible[:, ::-1], axis=-1)
-    place = jnp.where(beyond.any(-1), jnp.argmax(beyond, axis=-1), last)
-    place = place.astype(jnp.int32)
-    before = jnp.where(jnp.arange(n)[None] < place[:, None], weights, 0).sum(-1)
-    weight = jnp.take_along_axis(weights, place[:, None], axis=1)[:, 0]
-    share = (target - before) / jnp.where(weight > 0, weight, 1)
-    return place, jnp.clip(share, 0, 1)
