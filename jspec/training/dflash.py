@@ -2,6 +2,11 @@
 
 Cross-entropy at every mask behind a drawn anchor, the later the lighter (the paper's
 weights fall exponentially too). Embedding and head are the target's and stay.
+
+Queries and keys have biases, and begin so that head `h` looks `h` tokens back: a mask
+sees the anchor and the newest context from the first update on. Without, attention
+begins even over the whole text, and 75,000 tokens taught a first draft that is kept
+0.08 of the time instead of 0.13 (`smollm2-135m`; 32 held-out texts, one seed).
 """
 
 import dataclasses
@@ -16,6 +21,8 @@ from jspec.drafters.block_config import BlockConfig
 from jspec.drafters.block_layers import block_forward, context_pairs, over_target
 from jspec.drafters.dflash import DFlash
 from jspec.drafters.layers import borrowed_head
+from jspec.models.base import Rope
+from jspec.models.layers import rotate, turns
 from jspec.training.attention import Seen, causal, mix, near
 from jspec.training.embeddings import level, softened
 from jspec.training.lessons import Lesson, Words, head_of
@@ -25,7 +32,7 @@ __all__ = ["RECIPE", "begin", "block", "denoised", "over_words"]
 
 
 def block(frame: Frame, *, part: float, from_anchor: bool) -> BlockConfig:
-    """Two layers as wide as the target; seven drafts."""
+    """Two layers as wide as the target, with biases; seven drafts."""
     heads, keys, width = frame.heads
     return BlockConfig(
         vocab_size=frame.target.vocab_size,
@@ -43,6 +50,7 @@ def block(frame: Frame, *, part: float, from_anchor: bool) -> BlockConfig:
         target_hidden_size=frame.target.hidden_size,
         sample_from_anchor=from_anchor,
         mask_embedding=True,
+        attention_bias=True,
     )
 
 
@@ -135,8 +143,32 @@ def drafts(
 def begin(
     name: str, shape: tuple[int, ...], target: Any, words: Words | None
 ) -> np.ndarray | None:
-    """The final norm begins soft, for the head is the target's."""
-    return softened(target, shape[0]) if name == "norm" else None
+    """The final norm begins soft, for the head is the target's; heads look back."""
+    if name == "norm":
+        return softened(target, shape[0])
+    if name.endswith((".q_bias", ".k_bias")):
+        return _back(target, shape[0], queries=name.endswith(".q_bias"))
+    return None
+
+
+def _back(target: Any, size: int, *, queries: bool) -> np.ndarray:
+    """Biases with which query head `h` finds the key that stands `h` tokens back.
+
+    All keys have the same vector, in the ten fastest of the rotation's planes, where a
+    distance of one is far; a query has it turned back by its distance. It is twice as
+    large as what tokens add, and is normalised with that.
+    """
+    width = target.config.cache_heads[0][1]
+    heads = size // width
+    vector = np.zeros(width, np.float32)
+    vector[: min(10, width // 2)] = 1
+    vector *= 2 * np.sqrt(width) / np.linalg.norm(vector)
+    same = np.tile(vector, (1, heads, 1, 1))
+    if not queries:
+        return same.reshape(-1)
+    rope = getattr(target.config, "rope", Rope())
+    back = turns(rope, width, -jnp.arange(heads, dtype=jnp.int32)[None])
+    return np.asarray(rotate(jnp.asarray(same), back)).reshape(-1)
 
 
 def gain(name: str, shape: tuple[int, ...], target: Any) -> float:
