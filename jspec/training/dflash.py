@@ -154,14 +154,14 @@ def begin(
 def _back(target: Any, size: int, *, queries: bool) -> np.ndarray:
     """Biases with which query head `h` finds the key that stands `h` tokens back.
 
-    All keys have the same vector, in the ten fastest of the rotation's planes, where a
+    All keys have the same vector, in the five fastest of the rotation's planes, where a
     distance of one is far; a query has it turned back by its distance. It is twice as
     large as what tokens add, and is normalised with that.
     """
     width = target.config.cache_heads[0][1]
     heads = size // width
     vector = np.zeros(width, np.float32)
-    vector[: min(10, width // 2)] = 1
+    vector[: min(5, width // 2)] = 1
     vector *= 2 * np.sqrt(width) / np.linalg.norm(vector)
     same = np.tile(vector, (1, heads, 1, 1))
     if not queries:
