@@ -12,6 +12,7 @@ from jspec.cache import CACHES, CacheLayout, KVCache, Pages, layer_pages
 from jspec.drafters.backlog import SPAN, Backlog, empty_backlog, observed, postpone
 from jspec.drafters.backlog import catch_up as observe_backlog
 from jspec.drafters.base import Drafter, Memory, View
+from jspec.drafters.budgets import Prices, choose
 from jspec.drafters.ragged import Ragged
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal, Verdict, settle
@@ -34,12 +35,15 @@ __all__ = [
     "DecodeState",
     "Emission",
     "Finish",
+    "Prices",
     "Rows",
     "admit",
     "bind_rules",
+    "budget_totals",
     "catch_up",
     "decode_round",
     "init_state",
+    "no_prices",
     "prefill",
     "says_confidence",
     "spare_slots",
@@ -121,6 +125,8 @@ class Emission:
       finish: a `Finish`.
       confidence: what the drafter says of its drafts, the anchor's 1 before them;
         `None`: nothing.
+      total: drafts that the pass had room for, all rows together, where the round
+        chose that; `None`: it did not.
     """
 
     tokens: Int[Array, "B N"]
@@ -129,6 +135,7 @@ class Emission:
     accepted: Int[Array, " B"]
     finish: Int[Array, " B"]
     confidence: Float[Array, "B N"] | None = None
+    total: Int[Array, ""] | None = None
 
 
 def init_state(
@@ -222,6 +229,30 @@ def says_confidence(
     if drafter.gamma == 0 or drafter.branching:
         return False
     return _proposed(target, drafter, weights, state).confidence is not None
+
+
+def budget_totals(drafter: Drafter, rows: int) -> tuple[int, ...]:
+    """Drafts, all rows together, of the passes that a round chooses from; none: `()`.
+
+    Args:
+      drafter: of this round's `gamma`.
+      rows: of the round, padding included.
+    """
+    ragged = Ragged.of(drafter)
+    if drafter.gamma == 0 or not ragged.chooses:
+        return ()
+    return ragged.totals(rows, drafter.gamma + 1)
+
+
+def no_prices(drafter: Drafter, rows: int) -> Prices:
+    """The shapes of what such a round has to be told."""
+    nodes = jnp.zeros(drafter.gamma + 1)
+    return Prices(
+        ms=jnp.zeros(len(budget_totals(drafter, rows))),
+        slope=jnp.zeros(()),
+        intercept=nodes,
+        usual=nodes,
+    )
 
 
 def _proposed(
@@ -439,6 +470,7 @@ def decode_round(
     weights: Any,
     state: DecodeState,
     rows: Int[Array, " B"],
+    prices: Prices | None = None,
     *,
     drafter: Drafter,
     verification: Verification = STANDARD,
@@ -454,6 +486,8 @@ def decode_round(
       weights: the drafter's.
       state: donated.
       rows: which rows decode; an entry beyond the last row is padding.
+      prices: where the drafter leaves a choice of budgets (`budget_totals`), and there
+        alone.
       drafter: static; its `gamma` is this round's.
       verification: static; which drafts are kept.
       kernels: static; the implementation of the operations of `jspec.pallas`: of
@@ -474,13 +508,19 @@ def decode_round(
         proposal, here, cache, target.config.vocab_size, branching=branching
     )
 
-    proposal = ragged.admit(proposal)
+    totals, budget = budget_totals(drafter, rows.shape[0]), None
+    if totals:
+        assert prices is not None, "a round that chooses its budget is told the prices"
+        deepest = jnp.where(here.live, _usable(here), 0)
+        budget = choose(proposal, totals, prices, live=here.live, deepest=deepest)
+    proposal = ragged.admit(proposal, budget)
     seen = ragged.read(
         target,
         proposal,
         cache,
         branching=branching,
         feature_layers=drafter.feature_layers,
+        choice=budget,
     )
     assert seen.logits is not None
     logits = _ruled(
@@ -555,12 +595,18 @@ def decode_round(
         accepted=accepted,
         finish=finish,
         confidence=None if branching else proposal.confidence,
+        total=None if budget is None else budget.total,
     )
 
 
 def _anchors(anchor: Array) -> Proposal:
     """A tree of one node for each row."""
     return Proposal(tokens=anchor[:, None], parent=jnp.full_like(anchor[:, None], DEAD))
+
+
+def _usable(here: Rows) -> Array:
+    """How deep a draft of each row may lie, for its own `gamma` and its budget."""
+    return jnp.minimum(here.gamma, here.budget - here.emitted - 1)
 
 
 def _trim(
@@ -580,7 +626,7 @@ def _trim(
             nodes[None] <= nodes[:, None], (proposal.tokens.shape[0], n, n)
         )
         depth = jnp.broadcast_to(nodes.astype(jnp.int32), proposal.tokens.shape)
-    most = jnp.minimum(here.gamma, here.budget - here.emitted - 1)
+    most = _usable(here)
     real = (proposal.tokens >= 0) & (proposal.tokens < width)
     usable = (depth <= most[:, None]) & here.live[:, None] & real
     parent = jnp.where(usable, proposal.parent, DEAD)

@@ -102,14 +102,23 @@ class Acceptance:
         self._by_octave: dict[int, list[_Position]] = {}
         self._round = 0
 
-    def count(self, accepted: Counts, drafted: int, context: int = 0) -> None:
+    def count(
+        self,
+        accepted: Counts,
+        drafted: int,
+        context: int = 0,
+        offered: Counts | None = None,
+    ) -> None:
         """Takes in a round.
 
         Args:
           accepted: drafts that each row kept.
           drafted: K of the round; with 0 it only ages what is known.
           context: what stands for the rows' lengths.
+          offered: drafts of each row that were verified; what was not is not refused.
+            `None`: all.
         """
+        rows = list(zip(accepted, offered or [drafted] * len(accepted), strict=True))
         self._round += 1
         own = self._by_octave.setdefault(octave(context), [])
         fade = math.exp(-1 / MEMORY)
@@ -117,7 +126,7 @@ class Acceptance:
             while len(positions) < drafted:
                 positions.append(_Position())
             for at in range(drafted):
-                tried = sum(row >= at for row in accepted)
+                tried = sum(row >= at and shown > at for row, shown in rows)
                 if tried:
                     position = positions[at]
                     position.kept *= fade
@@ -131,11 +140,11 @@ class Acceptance:
         for at, position in enumerate(self._all[:drafted]):
             for name in ("rows", "within", "emitted", "taken"):
                 setattr(position, name, getattr(position, name) * fade)
-            for row in accepted:
+            for row, shown in rows:
                 position.rows += 1
                 position.within += min(row, at + 1)
                 position.emitted += row + 1
-                position.taken += _taken(row, drafted, at + 1)
+                position.taken += _taken(row, shown, at + 1)
 
     def tokens(self, k: int, context: int = 0) -> list[float]:
         """Expected tokens of a round with 0, 1, …, `k` drafts."""

@@ -69,6 +69,10 @@ class Controller(Protocol):
     each `update` it is told what the drafter said of the drafts of that round. A method
     that says nothing is refused for it at start-up.
 
+    One that also has `offer(totals)` and `prices(batch, context, k)`, as `Goodput`
+    explains them, can serve a method that leaves several `ragged_budget` to each round:
+    what a pass takes must be known, and what the drafter says must be believed.
+
     One that chooses tree sizes has `Tree`s in its palette; it is refused at start-up
     for methods whose trees have no size to choose. All others deal in K alone.
     """

@@ -64,7 +64,11 @@ class Best:
 
 
 def from_rounds(
-    rounds: Sequence[Sample], verify: Sequence[Sample], made: Mapping[str, Any]
+    rounds: Sequence[Sample],
+    verify: Sequence[Sample],
+    made: Mapping[str, Any],
+    *,
+    packed: Sequence[Sample] = (),
 ) -> CostTable:
     """The cost table of measured rounds and measured passes without a drafter.
 
@@ -75,6 +79,7 @@ def from_rounds(
       rounds: `size` is K; those at 0 are passes themselves.
       verify: `size` is tokens, all rows together.
       made: see `CostTable`.
+      packed: see `CostTable`.
     """
 
     def medians(samples: Sequence[Sample]) -> dict[tuple[int, Size, int], float]:
@@ -98,7 +103,7 @@ def from_rounds(
         for (batch, size, context), ms in medians(rounds).items()
         if size != 0
     ]
-    return CostTable(verify=[*plain, *verify], draft=drafts, made=made)
+    return CostTable(verify=[*plain, *verify], draft=drafts, packed=packed, made=made)
 
 
 def constants(costs: CostTable, palette: Sequence[int], passes: str) -> Constants:

@@ -20,36 +20,12 @@ from typing import Any
 import numpy as np
 
 from jspec.control.base import Size, Tree, depth, natural, order, spelled
+from jspec.control.samples import Sample, sample_of
 
-__all__ = ["CostTable", "Curve", "Sample"]
+__all__ = ["CostTable", "Curve", "Sample", "between"]
 
 LEAST_MS = 1e-6
 """Of a verification: costs are divided by."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One timed execution.
-
-    Attributes:
-      ms: how long it took.
-      batch: rows.
-      size: tokens verified, all rows together; or tokens drafted by each row.
-      context: tokens in the cache of each row.
-      nodes: of a drafted tree of this depth, the anchor included; `None`: the method's
-        own number.
-    """
-
-    ms: float
-    batch: int
-    size: int
-    context: int = 0
-    nodes: int | None = None
-
-    @property
-    def drafted(self) -> Size:
-        """`size` and `nodes` of a proposal as a controller names them."""
-        return self.size if self.nodes is None else Tree(self.size, self.nodes)
 
 
 class Curve:
@@ -103,6 +79,7 @@ class CostTable:
         *,
         verify: Sequence[Sample],
         draft: Sequence[Sample] = (),
+        packed: Sequence[Sample] = (),
         largest_tokens: int | None = None,
         largest_batch: int | None = None,
         made: Mapping[str, Any] | None = None,
@@ -113,6 +90,7 @@ class CostTable:
           verify: passes of the target; `size` is tokens, all rows together.
           draft: proposals; `size` is K. None: drafting costs nothing. What the pass
             over a tree takes beyond that over a chain of K is among these.
+          packed: whole rounds that choose how many drafts they verify (`passes`).
           largest_tokens: of the largest executable; `None`: the largest measured.
           largest_batch: of the largest executable; `None`: the largest measured.
           made: how, when and on what it was measured; kept as it is.
@@ -122,7 +100,11 @@ class CostTable:
                 "the cost table has no verification: measure one (jspec calibrate); "
                 "a constant would spend every budget"
             )
-        self.samples = {"verify": tuple(verify), "draft": tuple(draft)}
+        self.samples = {
+            "verify": tuple(verify),
+            "draft": tuple(draft),
+            "packed": tuple(packed),
+        }
         self.largest_tokens = largest_tokens
         self.largest_batch = largest_batch
         self.made = dict(made or {})
@@ -158,12 +140,12 @@ class CostTable:
         ahead = self._ahead(batch)
         curves = self._verify[self._batches[ahead]]
         if np.ndim(tokens):
-            ms = _between(context, list(curves), _at(curves, np.asarray(tokens)))
+            ms = between(context, list(curves), _at(curves, np.asarray(tokens)))
             return np.maximum(ms, LEAST_MS)
         key = (None, ahead, int(tokens))
         if key not in self._known:
             self._known[key] = _at(curves, np.array([tokens]))[:, 0].tolist()
-        return max(_between(context, list(curves), self._known[key]), LEAST_MS)
+        return max(between(context, list(curves), self._known[key]), LEAST_MS)
 
     def draft_ms(self, batch: int, drafted: Size, context: int = 0) -> float:
         """Of proposing K tokens a row: linear in K, and free at 0 unless measured.
@@ -220,8 +202,9 @@ class CostTable:
         if not isinstance(content, Mapping) or content.get("format") != 1:
             raise ValueError("a cost table is a JSON object with format 1")
         return cls(
-            verify=[_sample(entry) for entry in content.get("verify", ())],
-            draft=[_sample(entry) for entry in content.get("draft", ())],
+            verify=[sample_of(entry) for entry in content.get("verify", ())],
+            draft=[sample_of(entry) for entry in content.get("draft", ())],
+            packed=[sample_of(entry) for entry in content.get("packed", ())],
             largest_tokens=content.get("largest_tokens"),
             largest_batch=content.get("largest_batch"),
             made=content.get("made"),
@@ -259,7 +242,7 @@ class CostTable:
         key = (drafted, 0, batch)
         if key not in self._known:
             self._known[key] = _at(curves, np.array([batch]))[:, 0].tolist()
-        return _between(context, list(curves), self._known[key])
+        return between(context, list(curves), self._known[key])
 
 
 def _by_context(
@@ -279,7 +262,7 @@ def _at(curves: dict[int, Curve], sizes: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate([curve.at(sizes) for curve in curves.values()])
 
 
-def _between(context: int, known: list[int], ms: Any) -> Any:
+def between(context: int, known: Sequence[int], ms: Any) -> Any:
     """Linear in the context, which is read token by token."""
     if len(known) == 1:
         return ms[0]
@@ -287,13 +270,3 @@ def _between(context: int, known: list[int], ms: Any) -> Any:
     low, high = known[ahead - 1], known[ahead]
     share = max(0.0, (context - low) / (high - low))
     return ms[ahead - 1] + share * (ms[ahead] - ms[ahead - 1])
-
-
-def _sample(entry: Any) -> Sample:
-    names = [field.name for field in dataclasses.fields(Sample)]
-    if not isinstance(entry, Mapping) or not set(entry) <= set(names):
-        raise ValueError(f"{entry!r} is not a sample of {', '.join(names)}")
-    try:
-        return Sample(**entry)
-    except TypeError as error:
-        raise ValueError(f"sample {dict(entry)} is incomplete: {error}") from error

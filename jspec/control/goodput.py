@@ -15,10 +15,12 @@ until it was tried (`cells.choose_tree`).
 With a fixed acceptance this is a table by batch and context; with costs that do not
 depend on K it takes as many drafts as are ever kept. With `confident`, what the drafter
 says of its latest drafts, calibrated by what was kept of them, takes the place of the
-averages: the confidence budget (`budget`) over whole rounds.
+averages: the confidence budget (`budget`) over whole rounds. Where rounds choose how
+many drafts their passes hold (`passes`), a K is worth what its best pass is, and
+`prices` tells the round what it chooses by.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,11 +30,15 @@ from jspec.control.budget import survival
 from jspec.control.cells import LEAST_TRIAL, MARGIN, SETTLED, Cell, choose_tree, top
 from jspec.control.costs import CostTable
 from jspec.control.estimator import Estimator, log_odds
+from jspec.control.passes import Passes, spread
 
 __all__ = ["Goodput", "best_k"]
 
 INTERVAL = 4
 """Rounds from one decision of a cell to the next."""
+
+FADE = 0.9
+"""What a round of confidences weighs, of one that is heard later."""
 
 
 def best_k(
@@ -99,6 +105,10 @@ class Goodput:
         self._context = 0
         self._estimator = Estimator(depth(self._palette[-1]), interval=25)
         self._heard: list[float] | None = None
+        self._kept: np.ndarray | None = None
+        self._offered: Counts | None = None
+        self._reached = np.zeros((2, depth(self._palette[-1])))
+        self._passes: Passes | None = None
 
     @property
     def palette(self) -> tuple[Size, ...]:
@@ -111,7 +121,7 @@ class Goodput:
         ahead = int(np.searchsorted(self._batches, batch))
         cell = self._cells.get((ahead, octave(context)))
         if cell is None:
-            rates = self._rates(batch, context, self._tokens)
+            rates = self._now(batch, context)
             cell = self._cells[ahead, octave(context)] = Cell(k=top(rates))
         cell.pass_round()
         if cell.decided >= (1 if self._heard else INTERVAL):
@@ -128,9 +138,10 @@ class Goodput:
             else:
                 acceptance.count((), 0, self._context)
         if not isinstance(size, Tree):
-            self.acceptance.count(accepted, size, self._context)
+            self.acceptance.count(accepted, size, self._context, self._offered)
+        self._offered = None
         if size == 0:
-            self._heard = None
+            self._heard = self._kept = None
 
     def hear(self, confidence: np.ndarray, drafted: Counts, accepted: Counts) -> None:
         """What the drafter said of the drafts of a round, and what became of them.
@@ -145,8 +156,42 @@ class Goodput:
         feature = log_odds(np.clip(confidence, 0.0, 1.0))
         calibrated = self._estimator.predict(feature)
         self._estimator.observe(feature, calibrated, drafted, accepted)
-        kept = survival(calibrated).mean(axis=0)
+        self._kept, self._offered = survival(calibrated), drafted
+        kept = self._kept.mean(axis=0)
         self._heard = [1.0, *(1.0 + kept.cumsum()).tolist()]
+        here = self._reached[:, : len(kept)]
+        here *= FADE
+        here += np.stack([kept, [1.0, *kept[:-1]]])
+
+    def offer(self, totals: Mapping[tuple[int, int], tuple[int, ...]]) -> None:
+        """Is told at start-up that rounds choose how many drafts their passes hold.
+
+        Args:
+          totals: drafts, all rows together, by the rows of an executable and its K.
+
+        Raises:
+          ValueError: a round with one of these was not measured.
+        """
+        self._passes = Passes(self._costs, totals)
+
+    def prices(self, batch: int, context: int, k: int) -> dict[str, np.ndarray]:
+        """What a round chooses by: the fields of `decode.Prices`.
+
+        Args:
+          batch: rows of the executable, one of those offered.
+          context: what stands for the lengths of the rows that decode.
+          k: of the round.
+        """
+        assert self._passes is not None, "what is priced is offered first"
+        kept, reached = self._reached[:, :k]
+        usual = np.array(self.acceptance.mean(k, context))
+        usual = np.divide(kept, reached, out=usual, where=reached > 0)
+        return {
+            "ms": self._passes.ms(batch, k, context),
+            "slope": np.array(self._estimator.slope),
+            "intercept": np.array([0.0, *self._estimator.intercepts[:k]]),
+            "usual": np.array([1.0, *usual]),
+        }
 
     def _tokens(self, k: int, context: int) -> list[float]:
         """Expected tokens with 0, 1, … drafts; beyond what was heard, on average."""
@@ -163,6 +208,10 @@ class Goodput:
     def _hoped(self, k: int, context: int) -> list[float]:
         return emitted(self.acceptance.upper(k, context))
 
+    def _now(self, batch: int, context: int) -> dict[Size, float]:
+        """Tokens per millisecond of every size, by the newest that is known."""
+        return self._rates(batch, context, self._tokens, rows=self._kept)
+
     def _rates(
         self,
         batch: int,
@@ -170,8 +219,18 @@ class Goodput:
         chain: Callable[[int, int], list[float]],
         *,
         hoped: bool = False,
+        rows: np.ndarray | None = None,
     ) -> dict[Size, float]:
-        """Tokens per millisecond of every size; `hoped`: what trees may be at best."""
+        """Tokens per millisecond of every size.
+
+        Args:
+          batch: rows.
+          context: of them.
+          chain: expected tokens of a row with 0, 1, … drafts.
+          hoped: of trees, what they may be at best.
+          rows: survival of every draft of rows that are not alike, as far as it is
+            known; `None`: all rows are what `chain` says.
+        """
         expected = chain(depth(self._palette[-1]), context)
         rates: dict[Size, float] = {}
         for size in self._palette:
@@ -180,6 +239,10 @@ class Goodput:
                 known = self._trees[size]
                 read = known.upper if hoped else known.mean
                 tokens = emitted(read(size.k, context))[-1]
+            if self._passes and isinstance(size, int) and size:
+                chances = spread(expected[: size + 1], rows)
+                rates[size] = self._passes.best_rate(chances, batch, size, context)
+                continue
             rates[size] = tokens / self._costs.round_ms(batch, size, context)
         return rates
 
@@ -195,7 +258,7 @@ class Goodput:
         return 0 if top(average) == 0 else self._palette[1]
 
     def _decide(self, cell: Cell, batch: int, context: int) -> None:
-        rates = self._rates(batch, context, self._tokens)
+        rates = self._now(batch, context)
         if self._trees:
             hoped = self._rates(batch, context, self._hoped, hoped=True)
             choose_tree(cell, rates, hoped)

@@ -12,7 +12,7 @@ from jspec.drafters.layers import (
     check_weights,
     known_fields,
 )
-from jspec.drafters.ragged import asked, check_threshold
+from jspec.drafters.ragged import check_ragged, check_threshold
 from jspec.models.base import Rope, Target
 
 __all__ = [
@@ -215,6 +215,6 @@ def check_options(drafter: Any, drafts: int) -> None:
 
 def check_drafting(drafter: Any) -> None:
     """Raises `ValueError` if a drafter cannot draw, or offer, as it is asked to."""
-    asked(drafter.ragged, drafter.ragged_budget)
+    check_ragged(drafter)
     check_draft_sampling(drafter.draft_sampling, "greedy", "probabilistic")
     check_threshold(drafter.confidence_threshold)

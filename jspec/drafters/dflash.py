@@ -22,7 +22,7 @@ from jspec.drafters.block_layers import (
     write_context,
 )
 from jspec.drafters.layers import borrowed_head
-from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
+from jspec.drafters.ragged import Budgets, Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
 from jspec.sampling import draw_each, greedy, law
@@ -53,7 +53,8 @@ class DFlash:
       confidence_threshold: drafts that are less likely than this to be kept are not
         offered; the confidence is what the law gives its likeliest token.
       ragged: how rows share a budget of verified drafts: see `Ragged`.
-      ragged_budget: drafts verified per row of a round, on the average.
+      ragged_budget: drafts verified per row of a round, on the average; of several,
+        each round chooses.
     """
 
     about: ClassVar[About] = About(
@@ -70,7 +71,7 @@ class DFlash:
     context_window: int | None = None
     confidence_threshold: float = 0.0
     ragged: Literal["static", "cap-accept", "compact"] = "static"
-    ragged_budget: float | None = None
+    ragged_budget: Budgets | None = None
     branching = False
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, Key
 from jspec.cache import CacheLayout, KVCache, Pages, layer_pages
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.block_config import check_drafting
-from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
+from jspec.drafters.ragged import Budgets, Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal
 from jspec.sampling import draw, greedy, law, step_keys
@@ -38,7 +38,8 @@ class DraftModel:
       confidence_threshold: drafts that are less likely than this to be kept are not
         offered; the confidence is what the law gives its likeliest token.
       ragged: how rows share a budget of verified drafts: see `Ragged`.
-      ragged_budget: drafts verified per row of a round, on the average.
+      ragged_budget: drafts verified per row of a round, on the average; of several,
+        each round chooses.
     """
 
     about: ClassVar[About] = About(
@@ -54,7 +55,7 @@ class DraftModel:
     vocabulary: Literal["same", "shared"] = "same"
     confidence_threshold: float = 0.0
     ragged: Literal["static", "cap-accept", "compact"] = "static"
-    ragged_budget: float | None = None
+    ragged_budget: Budgets | None = None
     feature_layers = ()
     branching = False
 

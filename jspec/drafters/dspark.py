@@ -19,7 +19,7 @@ from jspec.drafters.block_layers import (
 )
 from jspec.drafters.layers import borrowed_head
 from jspec.drafters.markov import DSparkConfig, bias, confidence, dspark_shapes
-from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
+from jspec.drafters.ragged import Budgets, Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
 from jspec.sampling import draw, greedy, law, step_keys
@@ -51,7 +51,8 @@ class DSpark:
         offered.
       confidence_temperatures: one per draft; divides the confidence head's logit.
       ragged: how rows share a budget of verified drafts: see `Ragged`.
-      ragged_budget: drafts verified per row of a round, on the average.
+      ragged_budget: drafts verified per row of a round, on the average; of several,
+        each round chooses.
     """
 
     about: ClassVar[About] = About(
@@ -69,7 +70,7 @@ class DSpark:
     confidence_threshold: float = 0.0
     confidence_temperatures: tuple[float, ...] = ()
     ragged: Literal["static", "cap-accept", "compact"] = "static"
-    ragged_budget: float | None = None
+    ragged_budget: Budgets | None = None
     branching = False
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from jspec.drafters.layers import check_weights
 from jspec.drafters.multi_eagle import MultiEagle
 from jspec.drafters.pair_drafts import check_options, draft
 from jspec.drafters.pairs import PairModel, empty_pairs, observe_pairs
-from jspec.drafters.ragged import Ragged, asked
+from jspec.drafters.ragged import Budgets, Ragged, asked
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
 
@@ -46,7 +46,8 @@ class Eagle:
       sink: and so many of the first ones.
       confidence_threshold: a chain ends before its survival falls below it.
       ragged: how the chains of a round share a budget of verified drafts: `Ragged`.
-      ragged_budget: drafts verified per row of a round, on the average.
+      ragged_budget: drafts verified per row of a round, on the average; of several,
+        each round chooses.
     """
 
     about: ClassVar[About] = About(
@@ -66,7 +67,7 @@ class Eagle:
     sink: int = 0
     confidence_threshold: float = 0.0
     ragged: Literal["static", "cap-accept", "compact"] = "static"
-    ragged_budget: float | None = None
+    ragged_budget: Budgets | None = None
 
     def __post_init__(self) -> None:
         """Refuses what it cannot do."""

@@ -26,7 +26,7 @@ from jspec.drafters.module_drafts import (
 from jspec.drafters.mtp_config import MTPConfig, mtp_model
 from jspec.drafters.pair_drafts import check_options, draft
 from jspec.drafters.pairs import PairModel, empty_pairs, observe_pairs
-from jspec.drafters.ragged import Ragged, asked, cut_unlikely
+from jspec.drafters.ragged import Budgets, Ragged, asked, cut_unlikely
 from jspec.models.base import Target
 from jspec.rounds import Evidence, Proposal
 
@@ -48,7 +48,8 @@ class MTP:
       sink: and so many of the first ones.
       confidence_threshold: a chain ends before its survival falls below it.
       ragged: how the chains of a round share a budget of verified drafts: `Ragged`.
-      ragged_budget: drafts verified per row of a round, on the average.
+      ragged_budget: drafts verified per row of a round, on the average; of several,
+        each round chooses.
     """
 
     about: ClassVar[About] = About(
@@ -69,7 +70,7 @@ class MTP:
     sink: int = 0
     confidence_threshold: float = 0.0
     ragged: Literal["static", "cap-accept", "compact"] = "static"
-    ragged_budget: float | None = None
+    ragged_budget: Budgets | None = None
 
     def __post_init__(self) -> None:
         """Refuses what it cannot do."""

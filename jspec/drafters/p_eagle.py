@@ -20,7 +20,7 @@ from jspec.drafters.eagle3 import Eagle3
 from jspec.drafters.eagle3_config import Eagle3Config
 from jspec.drafters.layers import check_weights, known_fields
 from jspec.drafters.pairs import PairPages, mixed, run
-from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
+from jspec.drafters.ragged import Budgets, Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import Target
 from jspec.rounds import DEAD, Evidence, Proposal, SparseLaw
 from jspec.sampling import draw_each, greedy, law
@@ -76,7 +76,8 @@ class PEagle:
       confidence_threshold: drafts that are less likely than this to be kept are not
         offered; the confidence is what the law gives its likeliest token.
       ragged: how rows share a budget of verified drafts: see `Ragged`.
-      ragged_budget: drafts verified per row of a round, on the average.
+      ragged_budget: drafts verified per row of a round, on the average; of several,
+        each round chooses.
     """
 
     about: ClassVar[About] = About(
@@ -93,7 +94,7 @@ class PEagle:
     window: int | None = None
     confidence_threshold: float = 0.0
     ragged: Literal["static", "cap-accept", "compact"] = "static"
-    ragged_budget: float | None = None
+    ragged_budget: Budgets | None = None
     branching = False
 
     def __post_init__(self) -> None:

@@ -10,7 +10,12 @@ from jaxtyping import Array, Float, Int, Key
 from jspec.drafters.base import Memory, View
 from jspec.drafters.layers import check_draft_sampling
 from jspec.drafters.pairs import PairModel, PairPages, mixed, run
-from jspec.drafters.ragged import asked, check_threshold, cut_unlikely, likeliest
+from jspec.drafters.ragged import (
+    check_ragged,
+    check_threshold,
+    cut_unlikely,
+    likeliest,
+)
 from jspec.drafters.trees import Candidates, Frontier, grow_tree, top_candidates
 from jspec.rounds import DEAD, Proposal, SparseLaw, ancestors_of
 from jspec.sampling import draw, greedy, law, step_keys
@@ -59,7 +64,7 @@ def check_options(drafter: Any) -> None:
         raise ValueError(
             "confidence_threshold cuts a chain; a tree has tree_nodes for that"
         )
-    asked(drafter.ragged, drafter.ragged_budget)
+    check_ragged(drafter)
     if drafter.ragged != "static" and drafter.tree_width > 1:
         raise ValueError(
             f"ragged={drafter.ragged!r} shares drafts among chains; a tree has "

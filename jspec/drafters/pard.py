@@ -12,7 +12,7 @@ from jspec.cache import CacheLayout, KVCache, Pages, empty_pages
 from jspec.drafters.base import About, Memory, View
 from jspec.drafters.block_config import check_drafting
 from jspec.drafters.layers import check_weights, known_fields
-from jspec.drafters.ragged import Ragged, asked, cut_unlikely, likeliest
+from jspec.drafters.ragged import Budgets, Ragged, asked, cut_unlikely, likeliest
 from jspec.models.base import ModelConfig, Seen, Target
 from jspec.rounds import Evidence, Proposal
 from jspec.sampling import draw_each, greedy, law
@@ -72,7 +72,8 @@ class PARD:
       confidence_threshold: drafts that are less likely than this to be kept are not
         offered; the confidence is what the law gives its likeliest token.
       ragged: how rows share a budget of verified drafts: see `Ragged`.
-      ragged_budget: drafts verified per row of a round, on the average.
+      ragged_budget: drafts verified per row of a round, on the average; of several,
+        each round chooses.
     """
 
     about: ClassVar[About] = About(
@@ -88,7 +89,7 @@ class PARD:
     draft_sampling: Literal["greedy", "probabilistic"] = "probabilistic"
     confidence_threshold: float = 0.0
     ragged: Literal["static", "cap-accept", "compact"] = "static"
-    ragged_budget: float | None = None
+    ragged_budget: Budgets | None = None
     feature_layers = ()
     branching = False
 

@@ -1,25 +1,34 @@
 """How many drafts of each row are worth verifying, decided without bending the law."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from jspec.cache import KVCache
+from jspec.drafters.budgets import Choice, ranks
+from jspec.drafters.packed import pack
 from jspec.models.base import Seen, Target
 from jspec.rounds import DEAD, ROOT, Proposal
-from jspec.tree import pytree
 
 __all__ = [
+    "Budgets",
     "Ragged",
     "asked",
+    "check_ragged",
     "check_threshold",
     "cut_unlikely",
     "likeliest",
     "survival",
 ]
+
+type Budgets = float | Sequence[float]
+"""Drafts verified per row of a round, on the average; of several, a round chooses."""
 
 
 def likeliest(logits: Float[Array, "*B V"]) -> Float[Array, "*B"]:
@@ -72,11 +81,12 @@ class Ragged:
       mode: "static": every draft is verified. "cap-accept": the pass is the same, and
         only admitted drafts can be kept. "compact": the pass holds admitted drafts
         and no others, packed into one line.
-      budget: drafts admitted, per row of the round on the average.
+      budget: drafts admitted, per row of the round on the average. Several, rising:
+        every round chooses one of them (`budgets.choose`).
     """
 
     mode: Literal["static", "cap-accept", "compact"] = "static"
-    budget: float = math.inf
+    budget: float | tuple[float, ...] = math.inf
 
     def __post_init__(self) -> None:
         """Refuses modes that admit nothing, and a budget that nobody reads."""
@@ -84,8 +94,10 @@ class Ragged:
             raise ValueError(
                 f"ragged must be 'static', 'cap-accept' or 'compact', not {self.mode!r}"
             )
-        bounded = math.isfinite(self.budget)
-        if bounded and not self.budget > 0:
+        if self.chooses:
+            self._check_several()
+        bounded = self.chooses or math.isfinite(self.budgets[0])
+        if bounded and not self.budgets[0] > 0:
             raise ValueError(f"ragged_budget must be above 0, not {self.budget}")
         if bounded != (self.mode != "static"):
             raise ValueError(
@@ -93,27 +105,54 @@ class Ragged:
                 "with it"
             )
 
+    def _check_several(self) -> None:
+        """Refuses budgets that do not rise, and a choice that would save nothing."""
+        rising = list(self.budgets) == sorted(set(self.budgets))
+        if not (self.budgets and rising and math.isfinite(self.budgets[-1])):
+            raise ValueError(
+                f"several ragged_budget must be numbers that rise, not {self.budget}"
+            )
+        if self.mode == "cap-accept":
+            raise ValueError(
+                "several ragged_budget need ragged='compact': with 'cap-accept' a pass "
+                "costs the same whatever is admitted"
+            )
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """One, or those that a round chooses from."""
+        return self.budget if isinstance(self.budget, tuple) else (self.budget,)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether rounds choose a budget."""
+        return isinstance(self.budget, tuple)
+
     @classmethod
     def of(cls, drafter: Any) -> "Ragged":
         """What a drafter asks for; one that does not say verifies everything."""
         return getattr(drafter, "verified", cls())
 
-    def nodes(self, rows: int, width: int) -> int:
-        """Nodes in a pass over `rows` chains of `width` nodes, the anchors included."""
+    def totals(self, rows: int, width: int) -> tuple[int, ...]:
+        """Drafts that a pass over `rows` chains of `width` nodes may hold, rising."""
         drafts = rows * (width - 1)
-        return rows + min(drafts, math.ceil(min(self.budget, width) * rows))
+        wanted = (math.ceil(min(budget, width) * rows) for budget in self.budgets)
+        return tuple(sorted({min(drafts, total) for total in wanted}))
 
-    def admit(self, proposal: Proposal) -> Proposal:
-        """Offers only what is admitted."""
+    def nodes(self, rows: int, width: int) -> int:
+        """Nodes in the largest such pass, the anchors included."""
+        return rows + self.totals(rows, width)[-1]
+
+    def admit(self, proposal: Proposal, choice: Choice | None = None) -> Proposal:
+        """Offers only what is admitted: by the choice, if there was one to make."""
         b, n = proposal.tokens.shape
-        room = self.nodes(b, n) - b
-        if self.mode == "static" or room == b * (n - 1):
+        if choice is not None:
+            admitted = choice.rank < choice.total
+        elif self.mode == "static" or self.nodes(b, n) == b * n:
             return proposal
-        offered = (proposal.parent != DEAD).reshape(-1)
-        chance = jnp.where(offered, survival(proposal).reshape(-1), -1.0)
-        row, position = jnp.divmod(jnp.arange(b * n), n)
-        order = jnp.lexsort((row, position, -chance))
-        admitted = jnp.zeros(b * n, bool).at[order[:room]].set(True).reshape(b, n)
+        else:
+            rank = ranks(survival(proposal), proposal.parent != DEAD)
+            admitted = rank < self.totals(b, n)[-1]
         parent = jnp.where(admitted, proposal.parent, DEAD)
         return dataclasses.replace(proposal, parent=parent)
 
@@ -125,27 +164,68 @@ class Ragged:
         *,
         branching: bool,
         feature_layers: tuple[int, ...],
+        choice: Choice | None = None,
     ) -> Seen:
-        """One pass of the target over what is verified."""
+        """One pass of the target over what is verified.
+
+        Where rounds choose, there is a pass for each budget, of which one is run.
+        """
+        reading = functools.partial(
+            self._read, target, proposal, branching=branching, taps=feature_layers
+        )
+        totals = self.totals(*proposal.tokens.shape)
+        if choice is None or len(totals) == 1:
+            return reading(cache, total=totals[-1])
+
+        def reader(total: int) -> Callable[[Any, Any], tuple[Any, ...]]:
+            def read(k: Any, v: Any) -> tuple[Any, ...]:
+                pages = dataclasses.replace(cache.pages, k=k, v=v)
+                own = dataclasses.replace(cache, pages=pages)
+                seen = reading(own, total=total)
+                return (
+                    seen.logits,
+                    seen.features,
+                    seen.cache.pages.k,
+                    seen.cache.pages.v,
+                )
+
+            return read
+
+        # Keys and values alone go through: what a branch returns as it came is copied.
+        logits, features, k, v = jax.lax.switch(
+            choice.tier, list(map(reader, totals)), cache.pages.k, cache.pages.v
+        )
+        pages = dataclasses.replace(cache.pages, k=k, v=v)
+        return Seen(
+            logits=logits,
+            features=features,
+            cache=dataclasses.replace(cache, pages=pages),
+        )
+
+    def _read(
+        self,
+        target: Target,
+        proposal: Proposal,
+        cache: KVCache,
+        *,
+        branching: bool,
+        taps: tuple[int, ...],
+        total: int,
+    ) -> Seen:
+        """A pass that holds the anchors and so many drafts."""
         b, n = proposal.tokens.shape
-        total = self.nodes(b, n)
-        if self.mode != "compact" or branching or total == b * n:
+        if self.mode != "compact" or branching or b + total == b * n:
             return target(
                 proposal.tokens,
                 proposal.parent,
                 cache,
                 branching=branching,
-                feature_layers=feature_layers,
+                feature_layers=taps,
             )
         verified = (proposal.parent != DEAD) | (jnp.arange(n) == ROOT)[None]
-        packed = _pack(cache, verified, total)
+        packed = pack(cache, verified, b + total)
         tokens = proposal.tokens.reshape(-1).at[packed.node].get(mode="clip")[:, None]
-        seen = target(
-            tokens,
-            jnp.full_like(tokens, DEAD),
-            packed,
-            feature_layers=feature_layers,
-        )
+        seen = target(tokens, jnp.full_like(tokens, DEAD), packed, feature_layers=taps)
         assert seen.logits is not None
         features = seen.features
         return Seen(
@@ -155,87 +235,16 @@ class Ragged:
         )
 
 
-def asked(mode: Any, budget: float | None) -> Ragged:
+def asked(mode: Any, budget: Budgets | None) -> Ragged:
     """`Ragged` as a method's options say it."""
+    if isinstance(budget, Sequence):
+        several = tuple(budget)
+        return Ragged(mode=mode, budget=several[0] if len(several) == 1 else several)
     return Ragged(mode=mode, budget=math.inf if budget is None else budget)
 
 
-@pytree
-class PackedCache(KVCache):
-    """A cache for nodes of many chains in one line, each a row of its own.
-
-    What a target computes node by node (projections, MLPs, the head) runs over the
-    packed line alone. Keys, values and queries are taken apart again where they meet
-    the pages: there the rows are what they always are. A target that appends all nodes
-    of a layer before it attends may as well read the line as rows of one node each:
-    their lengths count the nodes before them, and padding has no pages.
-
-    Attributes:
-      rows: the rows' own view, with the pages as they were before the pass.
-      node: which of the rows' nodes stands where in the line.
-      place: where in the line each node stands; `T`: it does not.
-    """
-
-    rows: KVCache
-    node: Int[Array, " T"]
-    place: Int[Array, "R N"]
-
-    @property
-    def whole(self) -> KVCache:
-        """The rows' own view of the pages."""
-        return dataclasses.replace(self.rows, pages=self.pages)
-
-    def apart(self, line: Array) -> Array:
-        """`[T, 1, ...]` as `[R, N, ...]`, zero for nodes that are not in the line."""
-        return line[:, 0].at[self.place].get(mode="fill", fill_value=0)
-
-    def append(
-        self, layer: int, k: Float[Array, "T 1 K D"], v: Float[Array, "T 1 K D"]
-    ) -> "PackedCache":
-        """Writes the nodes' keys and values where their rows have them."""
-        written = self.whole.append(layer, self.apart(k), self.apart(v))
-        return dataclasses.replace(self, pages=written.pages)
-
-    def attend(
-        self,
-        layer: int,
-        q: Float[Array, "T 1 H D"],
-        *,
-        ancestors: Bool[Array, "T 1 1"] | None,
-        window: int | None,
-        scale: float,
-        block_pages: int,
-        cap: float | None = None,
-        implementation: str | None = None,
-    ) -> Float[Array, "T 1 H D"]:
-        """Attention of every node to its own row."""
-        mixed = self.whole.attend(
-            layer,
-            self.apart(q),
-            ancestors=None,
-            window=window,
-            scale=scale,
-            block_pages=block_pages,
-            cap=cap,
-            implementation=implementation,
-        )
-        flat = mixed.reshape(-1, *mixed.shape[2:])
-        return flat.at[self.node].get(mode="clip")[:, None]
-
-
-def _pack(cache: KVCache, verified: Bool[Array, "B N"], total: int) -> PackedCache:
-    b, n = verified.shape
-    flat = verified.reshape(-1)
-    place = jnp.where(flat, jnp.cumsum(flat) - 1, total).astype(jnp.int32)
-    node = jnp.full((total,), b * n, jnp.int32)
-    node = node.at[place].set(jnp.arange(b * n, dtype=jnp.int32), mode="drop")
-    row = jnp.minimum(node // n, b - 1)
-    none = cache.pages.text.shape[0]
-    return PackedCache(
-        pages=cache.pages,
-        table=jnp.where((node < b * n)[:, None], cache.table[row], none),
-        length=cache.length[row] + node % n,
-        rows=cache,
-        node=node,
-        place=place.reshape(b, n),
-    )
+def check_ragged(drafter: Any) -> None:
+    """Refuses what `Ragged` does; several budgets become a tuple, for `jit` to know."""
+    ragged = asked(drafter.ragged, drafter.ragged_budget)
+    if ragged.mode != "static":
+        object.__setattr__(drafter, "ragged_budget", ragged.budget)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +20,7 @@ from jspec.rounds import DEAD
 from jspec.rules import WORD_TOKENS, WORDS
 from jspec.verify import Verification
 
-__all__ = ["Buckets", "Executables", "powers", "sized"]
+__all__ = ["Buckets", "Executables", "choices", "powers", "sized"]
 
 
 def powers(largest: int, smallest: int = 1) -> tuple[int, ...]:
@@ -81,7 +81,8 @@ class Executables:
     Weights are flattened once: a module of some hundred arrays costs milliseconds to
     flatten at every call, a tuple of them a tenth of that. With `given`, rounds take
     what the host drafted in the place of the drafter's weights. With `postpones`, a
-    prompt can be read for the target alone.
+    prompt can be read for the target alone. Rounds that choose among several budgets
+    (`totals`, by K and rows) take prices besides.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Executables:
         self.postpones = postpones
         self.buckets = buckets
         self.seconds: dict[str, float] = {}
+        self.totals = choices(drafter, buckets)
         self._leaves, treedef = jax.tree.flatten((target, weights))
         self._leaves = tuple(self._leaves)
         self._progress = progress
@@ -162,6 +164,7 @@ class Executables:
                     weights=True,
                 )
         round = {}
+        self._prices: dict[tuple[Size, int], decode.Prices] = {}
         for gamma in buckets.gammas:
             step = functools.partial(
                 decode.decode_round,
@@ -171,13 +174,19 @@ class Executables:
             )
             step = with_drafts(step) if given else with_weights(step)
             for batch in buckets.batch:
-                drafts = _no_drafts(batch, depth(gamma))
+                last: tuple[Any, ...] = ()
+                if given:
+                    last = (_no_drafts(batch, depth(gamma)),)
+                elif self.totals.get((gamma, batch)):
+                    blank = decode.no_prices(sized(drafter, gamma), batch)
+                    last = (jax.tree.map(np.array, blank),)
+                    self._prices[gamma, batch] = last[0]
                 round[gamma, batch] = self._compile(
                     f"round K={spelled(gamma)} batch={batch}",
                     step,
                     (shardings, None),
                     np.zeros(batch, np.int32),
-                    *((drafts,) if given else ()),
+                    *last,
                     weights=True,
                 )
 
@@ -292,6 +301,7 @@ class Executables:
         rows: Sequence[int],
         gamma: Size,
         drafts: tuple[np.ndarray, np.ndarray] | None = None,
+        prices: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[DecodeState, decode.Emission]:
         """Decodes one round of the rows named.
 
@@ -301,16 +311,34 @@ class Executables:
           gamma: of the executable.
           drafts: tokens and parents of the rows' drafts, of at most `gamma` nodes;
             where drafts come from the host, and nowhere else.
+          prices: what the fields of `decode.Prices` are, where `totals` leave a choice.
         """
         size = Buckets.fit(len(rows), self.buckets.batch, "a batch of")
         padded = np.full(size, state.rows.anchor.shape[0], np.int32)
         padded[: len(rows)] = rows
+        if (gamma, size) in self._prices:
+            told = jax.tree.map(np.copy, self._prices[gamma, size])
+            for field in dataclasses.fields(told):
+                getattr(told, field.name)[...] = (prices or {})[field.name]
+            return self._round[gamma, size](self._leaves, state, padded, told)
         if not self.given:
             return self._round[gamma, size](self._leaves, state, padded)
         put = _no_drafts(size, depth(gamma))
         for whole, part in zip(put, drafts or (), strict=False):
             whole[: part.shape[0], : part.shape[1]] = part
         return self._round[gamma, size](self._leaves, state, padded, put)
+
+
+def choices(
+    drafter: Drafter, buckets: Buckets
+) -> dict[tuple[Size, int], tuple[int, ...]]:
+    """The drafts of the passes that rounds choose from, by size and rows."""
+    totals = {
+        (gamma, batch): decode.budget_totals(sized(drafter, gamma), batch)
+        for gamma in buckets.gammas
+        for batch in buckets.batch
+    }
+    return {shape: chosen for shape, chosen in totals.items() if chosen}
 
 
 def _spans(buckets: Buckets, state: DecodeState) -> tuple[int, ...]:

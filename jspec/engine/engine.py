@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from jspec.decode import (
     spare_slots,
 )
 from jspec.drafters.base import Drafter, HostDrafter
-from jspec.engine.buckets import Buckets, Executables
+from jspec.engine.buckets import Buckets, Executables, choices
 from jspec.engine.host import HostSide
 from jspec.engine.pages import PagePool
 from jspec.engine.request import Emitted, Request
@@ -62,6 +62,7 @@ class Counters:
       host_seconds: spent on everything else while there was work.
       gammas: rounds by drafted tokens.
       nodes: rounds by the nodes of their tree, where a controller chooses these.
+      totals: rounds by the drafts that their pass had room for, where they chose that.
       switches: rounds of another size (drafted tokens, tree) than the round before.
       catch_ups: times the drafter observed what rounds without drafts had left.
     """
@@ -83,6 +84,9 @@ class Counters:
         default_factory=collections.Counter
     )
     nodes: collections.Counter[int] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    totals: collections.Counter[int] = dataclasses.field(
         default_factory=collections.Counter
     )
     switches: int = 0
@@ -158,6 +162,7 @@ class Engine:
                 "method's drafts say nothing of themselves; schedule='goodput:PATH' "
                 "needs no more than a cost table"
             )
+        self._prices = _priced(controller, choices(drafter, buckets))
         self._last_gamma: Size | None = None
         self._seed = seed
         self._unseeded = 0
@@ -370,7 +375,10 @@ class Engine:
             self._last_gamma = gamma
             if gamma != 0:
                 state = self._catch_up(state, plan.rows)
-            state, emission = self.executables.round(state, plan.rows, gamma, drafts)
+            prices = self._told(plan, gamma)
+            state, emission = self.executables.round(
+                state, plan.rows, gamma, drafts, prices
+            )
             if gamma == 0 and self.executables.spans:
                 for row in plan.rows:
                     self._behind[row] += 1
@@ -424,6 +432,13 @@ class Engine:
             return chosen
         k = min(depth(chosen), most)
         return Buckets.fit(k, self.buckets.gammas, "num_speculative_tokens")
+
+    def _told(self, plan: Plan, gamma: Size) -> Mapping[str, Any] | None:
+        """What the round chooses its budget by, if it does."""
+        size = Buckets.fit(plan.batch, self.buckets.batch, "a batch of")
+        if self._prices is None or (gamma, size) not in self.executables.totals:
+            return None
+        return self._prices(size, plan.context, depth(gamma))
 
     def _allowed(self, request: Request) -> int:
         own = request.params.num_speculative_tokens
@@ -493,6 +508,8 @@ class Engine:
     def _read(self, plan: Plan, emission: Emission) -> list[Emitted]:
         """The one place that waits for the device."""
         seen = jax.device_get(emission)
+        if seen.total is not None:
+            self.counters.totals[int(seen.total)] += 1
         return [
             Emitted(
                 tokens=seen.tokens[i, : seen.count[i]].tolist(),
@@ -538,6 +555,23 @@ class Engine:
                 said = np.array([one.confidence for one in shown])
                 self._hear(said, [one.drafted for one in shown], accepted)
             self._controller.update(accepted, plan.batch, k)
+
+
+def _priced(
+    controller: Any, totals: Mapping[tuple[Size, int], tuple[int, ...]]
+) -> Callable[..., Mapping[str, Any]] | None:
+    """Offers a controller the budgets of rounds; what prices them, if there are any."""
+    if not totals:
+        return None
+    known = all(hasattr(controller, member) for member in ("offer", "prices"))
+    if not (known and getattr(controller, "confident", False)):
+        raise ValueError(
+            "several ragged_budget leave a choice to every round, which needs measured "
+            "costs and confidences that are believed: schedule='budget:PATH', with a "
+            "file of jspec calibrate"
+        )
+    controller.offer({(batch, depth(k)): some for (k, batch), some in totals.items()})
+    return controller.prices
 
 
 def _check_trees(drafter: Drafter, buckets: Buckets, spare: int) -> None:

@@ -1,7 +1,8 @@
 """Times the engine's own rounds over pages of a given length, without any text."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from jspec.control.base import Size, depth
 from jspec.engine.engine import Engine
 
-__all__ = ["fits", "time_rounds"]
+__all__ = ["fits", "time_budgets", "time_rounds"]
 
 
 def fits(engine: Engine, *, batch: int, gammas: Sequence[Size], context: int) -> bool:
@@ -45,21 +46,47 @@ def time_rounds[S: Size](
       context: tokens in the cache of each row.
       repeats: timed rounds of each.
     """
-    if not engine.idle:
-        raise RuntimeError("rounds are timed while the engine serves nobody")
-    if not fits(engine, batch=batch, gammas=gammas, context=context):
-        raise ValueError(
-            f"batch {batch} at context {context} needs "
-            f"{batch * _pages(engine, gammas, context)} pages and rows of as many; "
-            f"there are {engine.layout.pages}"
-        )
+    pages = _ready(engine, batch, gammas, context)
     spent: dict[S, list[float]] = {gamma: [] for gamma in gammas}
     for turn in range(repeats + 1):
         for gamma in gammas:
-            ms = _round(engine, batch, gamma, context, _pages(engine, gammas, context))
+            ms = _round(engine, batch, gamma, context, pages)
             if turn:
                 spent[gamma].append(ms)
     return spent
+
+
+def time_budgets(
+    engine: Engine, *, batch: int, ks: Sequence[int], context: int, repeats: int
+) -> dict[tuple[int, int], list[float]]:
+    """The same of every K and each of its budgets: drafts, all rows together.
+
+    A budget is chosen as rounds choose it, at prices that make any other one endless.
+    """
+    pages = _ready(engine, batch, ks, context)
+    totals = {k: engine.executables.totals[k, batch] for k in ks}
+    spent = {(k, total): [] for k in ks for total in totals[k]}
+    for turn in range(repeats + 1):
+        for k, total in spent:
+            ms = np.where(np.array(totals[k]) == total, 1.0, np.inf)
+            prices = {"ms": ms, "slope": 1.0, "intercept": 0.0, "usual": 1.0}
+            took = _round(engine, batch, k, context, pages, prices)
+            if turn:
+                spent[k, total].append(took)
+    return spent
+
+
+def _ready(engine: Engine, batch: int, gammas: Sequence[Size], context: int) -> int:
+    """The pages of each row; refuses what the engine has no place for."""
+    if not engine.idle:
+        raise RuntimeError("rounds are timed while the engine serves nobody")
+    pages = _pages(engine, gammas, context)
+    if not fits(engine, batch=batch, gammas=gammas, context=context):
+        raise ValueError(
+            f"batch {batch} at context {context} needs {batch * pages} pages and rows "
+            f"of as many; there are {engine.layout.pages}"
+        )
+    return pages
 
 
 def _pages(engine: Engine, gammas: Sequence[Size], context: int) -> int:
@@ -67,7 +94,14 @@ def _pages(engine: Engine, gammas: Sequence[Size], context: int) -> int:
     return -(-tokens // engine.layout.page_size)
 
 
-def _round(engine: Engine, batch: int, gamma: Size, context: int, pages: int) -> float:
+def _round(
+    engine: Engine,
+    batch: int,
+    gamma: Size,
+    context: int,
+    pages: int,
+    prices: Mapping[str, Any] | None = None,
+) -> float:
     k = depth(gamma)
     state, executables = engine._state, engine.executables
     assert state is not None, "the state was lost in a step that failed"
@@ -89,7 +123,7 @@ def _round(engine: Engine, batch: int, gamma: Size, context: int, pages: int) ->
     jax.block_until_ready(state)
     began = time.perf_counter()
     done = jax.block_until_ready(
-        executables.round(state, tuple(range(batch)), gamma, drafts)
+        executables.round(state, tuple(range(batch)), gamma, drafts, prices)
     )
     ended = time.perf_counter()
     state, gone = done[0], executables.blank()

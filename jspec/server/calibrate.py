@@ -25,6 +25,7 @@ from jspec.control.calibration import (
     to_schedule,
 )
 from jspec.drafters.given import is_host
+from jspec.drafters.ragged import Ragged
 from jspec.server.measurements import Grid, Progress, Record
 from jspec.server.methods import Asked
 from jspec.server.schedule import fingerprint
@@ -119,6 +120,7 @@ def calibrate(
         "jax": jax.__version__,
     }
     record = Record(output, made)
+    chooses = Ragged.of(drafting).chooses
     shared = {"verification": verification, "dtype": dtype}
     own = {
         "method": name,
@@ -126,12 +128,17 @@ def calibrate(
         "draft_sampling": draft_sampling,
         "method_options": drafted or None,
     }
-    count = 2 * len(list(grid.points))
+    count = (3 if chooses else 2) * len(list(grid.points))
+    budgets = own
+    if chooses:
+        own = own | {"method_options": _without_budgets(drafted)}
     for kind, sizes, options in (
         ("rounds", (0, *grid.sizes), own),
         ("passes", grid.ks, {"method": GIVEN}),
     ):
         record.measure(kind, sizes, grid, path, options | shared, count, progress)
+    if chooses:
+        record.measure_budgets(grid, path, budgets | shared, count, progress)
     calibration = _conclude(record, grid, rates, drafting.about.passes, path)
     record.finish(
         {
@@ -173,7 +180,7 @@ def _conclude(
     if not rounds:
         raise ValueError(f"kv_pages {grid.kv_pages} hold no point of the grid")
     palette = (0, *sorted(grid.ks))
-    costs = from_rounds(rounds, given, record.made)
+    costs = from_rounds(rounds, given, record.made, packed=record.samples["packed"])
     left_out = tuple(record.left_out)
     if grid.nodes:
         return Calibration(
@@ -194,6 +201,12 @@ def _conclude(
         schedule=to_schedule(best, max_model_len=read_config(target).max_position),
         left_out=left_out,
     )
+
+
+def _without_budgets(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of rounds that verify all they draft: what a draft costs is told by these."""
+    ragged = ("ragged", "ragged_budget")
+    return {name: x for name, x in options.items() if name not in ragged} or None
 
 
 def _assumed(calibration: Calibration) -> dict[str, Any]:

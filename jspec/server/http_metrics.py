@@ -17,6 +17,7 @@ LABELS: Mapping[str, str] = MappingProxyType(
         "requests": "finish_reason",
         "rounds_by_num_speculative_tokens": "num_speculative_tokens",
         "rounds_by_tree_nodes": "nodes",
+        "rounds_by_draft_budget": "drafts",
         "start_seconds": "phase",
         "compile_seconds": "executable",
     }
@@ -29,6 +30,7 @@ GROWING = frozenset(
         "rounds",
         "rounds_by_num_speculative_tokens",
         "rounds_by_tree_nodes",
+        "rounds_by_draft_budget",
         "num_speculative_tokens_switches",
         "drafter_catch_ups",
         "emitted_tokens",

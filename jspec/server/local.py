@@ -367,6 +367,7 @@ class Server:
             "rounds": counters.rounds,
             "rounds_by_num_speculative_tokens": dict(counters.gammas),
             "rounds_by_tree_nodes": dict(counters.nodes),
+            "rounds_by_draft_budget": dict(counters.totals),
             "num_speculative_tokens_switches": counters.switches,
             "drafter_catch_ups": counters.catch_ups,
             "emitted_tokens": counters.emitted,

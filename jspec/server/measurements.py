@@ -11,7 +11,7 @@ from jspec.control import Sample
 from jspec.control.base import Counts, Size, Tree, depth, natural, order
 from jspec.control.formats import load
 from jspec.engine.buckets import powers
-from jspec.engine.probe import fits, time_rounds
+from jspec.engine.probe import fits, time_budgets, time_rounds
 from jspec.server.local import Server, serve
 
 __all__ = ["Grid", "Palette", "Progress", "Record"]
@@ -99,13 +99,33 @@ class Palette:
         """Learns nothing."""
 
 
+class Priced(Palette):
+    """The same for a method that leaves a choice of budgets: the probe sets prices."""
+
+    confident = True
+
+    def hear(self, confidence: Any, drafted: Counts, accepted: Counts) -> None:
+        """Learns nothing."""
+
+    def offer(self, totals: Mapping[tuple[int, int], tuple[int, ...]]) -> None:
+        """Measures all of them."""
+
+    def prices(self, batch: int, context: int, k: int) -> dict[str, Any]:
+        """None is dearer than another."""
+        return {"ms": 1.0, "slope": 1.0, "intercept": 0.0, "usual": 1.0}
+
+
 class Record:
     """The file: what was measured, point by point."""
 
     def __init__(self, output: Path, made: Mapping[str, Any]) -> None:
         self.output = output
         self.made = dict(made)
-        self.samples: dict[str, list[Sample]] = {"rounds": [], "passes": []}
+        self.samples: dict[str, list[Sample]] = {
+            "rounds": [],
+            "passes": [],
+            "packed": [],
+        }
         self.left_out: list[tuple[int, int]] = []
         if not output.exists():
             return
@@ -146,7 +166,7 @@ class Record:
             ]
             for context, batch in grid.points
         }
-        done = 0 if kind == "rounds" else count // 2
+        done = 0 if kind == "rounds" else len(list(grid.points))
         if not any(missing.values()):
             return
         with _server(target, grid, sizes, options) as server:
@@ -179,6 +199,48 @@ class Record:
                     what = f"{kind}, batch {batch}, context {context}"
                     progress(what, done, count)
 
+    def measure_budgets(
+        self,
+        grid: Grid,
+        target: Path,
+        options: Mapping[str, Any],
+        count: int,
+        progress: Progress | None,
+    ) -> None:
+        """Times what is missing of whole rounds, with each of their budgets."""
+        known = {(one.context, one.batch) for one in self.samples["packed"]}
+        missing = [point for point in grid.points if point not in known]
+        if not missing:
+            return
+        done = count - len(missing)
+        with _server(target, grid, grid.ks, options, Priced) as server:
+            engine = server._engine
+            for context, batch in missing:
+                done += 1
+                if fits(engine, batch=batch, gammas=grid.ks, context=context):
+                    times = time_budgets(
+                        engine,
+                        batch=batch,
+                        ks=grid.ks,
+                        context=context,
+                        repeats=grid.repeats,
+                    )
+                    self.samples["packed"] += [
+                        Sample(
+                            ms=round(ms, 4),
+                            batch=batch,
+                            size=k,
+                            context=context,
+                            drafts=total,
+                        )
+                        for (k, total), every in times.items()
+                        for ms in every
+                    ]
+                    self._write({"complete": False, "verify": []})
+                if progress is not None:
+                    what = f"budgets, batch {batch}, context {context}"
+                    progress(what, done, count)
+
     def finish(self, more: Mapping[str, Any]) -> None:
         """Writes the whole of it, with what follows from it."""
         self._write({**more, "complete": True})
@@ -195,7 +257,11 @@ class Record:
 
 
 def _server(
-    target: Path, grid: Grid, sizes: Sequence[Size], options: Mapping[str, Any]
+    target: Path,
+    grid: Grid,
+    sizes: Sequence[Size],
+    options: Mapping[str, Any],
+    palette: type[Palette] = Palette,
 ) -> Server:
     room = max(grid.contexts) + max(grid.ks) + 2
     most = max((*grid.ks, *grid.nodes))
@@ -203,7 +269,7 @@ def _server(
     return serve(
         target,
         num_speculative_tokens=max(grid.ks),
-        schedule=Palette((0, *sizes)),
+        schedule=palette((0, *sizes)),
         max_batch=grid.max_batch,
         max_model_len=room,
         page_size=16,
