@@ -2,7 +2,7 @@
 
 Table: none in a paper; EAGLE-3 (arXiv:2503.01840), figure 1, draws what data gives.
 Command: `python -m benchmarks.runs.learning`
-Expected: held-out tau at K = 4 of the shipped drafters after 600,000 tokens: at least
+Expected: held-out tau at K = 4 of the shipped drafters after 400,000 tokens: at least
 2.0 for EAGLE-3, 1.8 for DFlash, DSpark and Frozen-KV MTP, no goal for the others. No
 spread: one seed each.
 
