@@ -18,7 +18,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding, SingleDeviceSharding
 
-__all__ = ["Placement", "compare", "main_dtype", "read", "staging", "write"]
+__all__ = [
+    "Placement",
+    "compare",
+    "main_dtype",
+    "read",
+    "staging",
+    "write",
+    "write_file",
+]
 
 CHUNK = 64 * 2**20
 """Bytes of one chunk on disk: what a device that needs a part has to read."""
@@ -34,6 +42,13 @@ def write(folder: Path, weights: Mapping[str, Any]) -> None:
         orbax.save(folder.absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunked))
     # It says where the weights were written, and they are moved from there.
     (folder / "commit_success.txt").unlink(missing_ok=True)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; one that is there stays until then."""
+    draft = path.with_suffix(".partial")
+    draft.write_bytes(content)
+    os.replace(draft, path)
 
 
 def read(

@@ -6,10 +6,11 @@ others are needed, and what drafters then learn is spread as the target's chats 
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from jspec.storage import write_file
 
 __all__ = ["ask", "opening", "split"]
 
@@ -93,7 +94,9 @@ def ask(
             if one.finish_reason == "stop" and len(one.token_ids) >= SHORTEST and text:
                 known[text] = None
         seed += ROUND
-        _keep(file, {"next_seed": seed, "questions": list(known)})
+        kept = {"next_seed": seed, "questions": list(known)}
+        said = json.dumps(kept, ensure_ascii=False, indent=0) + "\n"
+        write_file(file, said.encode())
         barren = barren + 1 if len(known) == before else 0
         if barren == 8:
             raise ValueError(
@@ -102,9 +105,3 @@ def ask(
             )
         told(min(len(known), many))
     return list(known)[:many]
-
-
-def _keep(file: Path, what: dict[str, Any]) -> None:
-    draft = file.with_suffix(".partial")
-    draft.write_text(json.dumps(what, ensure_ascii=False, indent=0) + "\n", "utf-8")
-    os.replace(draft, file)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from jaxtyping import Array
 
 from jspec import checkpoint
 from jspec.models.base import ModelConfig
+from jspec.storage import write_file
 from jspec.training import RECIPES
 from jspec.training.loop import Course, Point, train
 from jspec.training.start import configured, first_weights, frame_of, words_for
@@ -161,7 +161,7 @@ def run(
         folder / DRAFTER, settings.method, drafter, weights, command, tokenizer_files
     )
     card = _card(settings, task, weights, texts, curve, command)
-    _write(folder / CARD, card)
+    write_file(folder / CARD, _json(card))
     return card
 
 
@@ -173,7 +173,7 @@ def _claim(folder: Path, settings: Settings, texts: Texts) -> None:
     said |= {"data": dict(texts.notes)}
     notes = folder / NOTES
     if not notes.is_file():
-        _write(notes, said)
+        write_file(notes, _json(said))
         return
     found = json.loads(notes.read_text("utf-8"))
     if found != said:
@@ -244,7 +244,5 @@ def _card(
     }
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
-    draft = file.with_suffix(".partial")
-    draft.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-    os.replace(draft, file)
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=2).encode() + b"\n"

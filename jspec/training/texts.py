@@ -8,13 +8,15 @@ target's states are not part of them: `states` keeps those of what was trained o
 """
 
 import dataclasses
+import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from jspec.storage import write_file
 
 __all__ = ["Batch", "Texts", "load_texts", "write_texts"]
 
@@ -152,7 +154,7 @@ def write_texts(
                     f"{said.get(name)!r}; give another folder"
                 )
     else:
-        _replace(file, json.dumps(said, indent=2).encode() + b"\n")
+        write_file(file, json.dumps(said, indent=2).encode() + b"\n")
     written = 0
     for start in range(0, len(prompts), SHARD):
         shard = folder / f"shard-{start // SHARD:05}.npz"
@@ -171,21 +173,14 @@ def write_texts(
 def _save(shard: Path, texts: Sequence[Ids], prompts: Sequence[int]) -> None:
     flat = np.concatenate([np.asarray(text, np.int64) for text in texts])
     kind = np.uint16 if flat.max(initial=0) < 2**16 else np.uint32
-    draft = shard.with_suffix(".partial")
-    with draft.open("wb") as file:
-        np.savez(
-            file,
-            tokens=flat.astype(kind),
-            lengths=np.asarray([len(text) for text in texts], np.int32),
-            prompts=np.asarray(prompts, np.int32),
-        )
-    os.replace(draft, shard)
-
-
-def _replace(file: Path, content: bytes) -> None:
-    draft = file.with_suffix(".partial")
-    draft.write_bytes(content)
-    os.replace(draft, file)
+    whole = io.BytesIO()
+    np.savez(
+        whole,
+        tokens=flat.astype(kind),
+        lengths=np.asarray([len(text) for text in texts], np.int32),
+        prompts=np.asarray(prompts, np.int32),
+    )
+    write_file(shard, whole.getvalue())
 
 
 def load_texts(folder: Path) -> Texts:
