@@ -104,8 +104,7 @@ class Goodput:
         self._cells: dict[tuple[int, int], Cell] = {}
         self._context = 0
         self._estimator = Estimator(depth(self._palette[-1]), interval=25)
-        self._heard: list[float] | None = None
-        self._kept: np.ndarray | None = None
+        self._heard: np.ndarray | None = None
         self._offered: Counts | None = None
         self._reached = np.zeros((2, depth(self._palette[-1])))
         self._passes: Passes | None = None
@@ -124,7 +123,7 @@ class Goodput:
             rates = self._now(batch, context)
             cell = self._cells[ahead, octave(context)] = Cell(k=top(rates))
         cell.pass_round()
-        if cell.decided >= (1 if self._heard else INTERVAL):
+        if cell.decided >= (INTERVAL if self._heard is None else 1):
             cell.decided = 0
             self._decide(cell, batch, context)
         return cell.k
@@ -141,7 +140,7 @@ class Goodput:
             self.acceptance.count(accepted, size, self._context, self._offered)
         self._offered = None
         if size == 0:
-            self._heard = self._kept = None
+            self._heard = None
 
     def hear(self, confidence: np.ndarray, drafted: Counts, accepted: Counts) -> None:
         """What the drafter said of the drafts of a round, and what became of them.
@@ -156,9 +155,8 @@ class Goodput:
         feature = log_odds(np.clip(confidence, 0.0, 1.0))
         calibrated = self._estimator.predict(feature)
         self._estimator.observe(feature, calibrated, drafted, accepted)
-        self._kept, self._offered = survival(calibrated), drafted
-        kept = self._kept.mean(axis=0)
-        self._heard = [1.0, *(1.0 + kept.cumsum()).tolist()]
+        self._heard, self._offered = survival(calibrated), drafted
+        kept = self._heard.mean(axis=0)
         here = self._reached[:, : len(kept)]
         here *= FADE
         here += np.stack([kept, [1.0, *kept[:-1]]])
@@ -196,9 +194,10 @@ class Goodput:
     def _tokens(self, k: int, context: int) -> list[float]:
         """Expected tokens with 0, 1, … drafts; beyond what was heard, on average."""
         tokens = self.acceptance.tokens(k, context)
-        if not self._heard:
+        if self._heard is None:
             return tokens
-        heard = self._heard[: len(tokens)]
+        kept = self._heard.mean(axis=0)[: len(tokens) - 1]
+        heard = [1.0, *(1.0 + kept.cumsum()).tolist()]
         last = len(heard) - 1
         return heard + [heard[-1] + more - tokens[last] for more in tokens[last + 1 :]]
 
@@ -210,7 +209,7 @@ class Goodput:
 
     def _now(self, batch: int, context: int) -> dict[Size, float]:
         """Tokens per millisecond of every size, by the newest that is known."""
-        return self._rates(batch, context, self._tokens, rows=self._kept)
+        return self._rates(batch, context, self._tokens, rows=self._heard)
 
     def _rates(
         self,
@@ -252,7 +251,7 @@ class Goodput:
         One round of doubtful drafts says little about those after it.
         """
         best = top(rates)
-        if best != 0 or not self._heard:
+        if best != 0 or self._heard is None:
             return best
         average = self._rates(batch, context, self._usual)
         return 0 if top(average) == 0 else self._palette[1]
@@ -275,7 +274,7 @@ class Goodput:
                 cell.fail(1 - now / rates[best])
             cell.move(best)
             return
-        if self._heard and above and rates[best] > (1 + MARGIN) * now:
+        if self._heard is not None and above and rates[best] > (1 + MARGIN) * now:
             cell.move(best)
             return
         if cell.still < cell.wait:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -27,7 +27,7 @@ __all__ = [
     "survival",
 ]
 
-type Budgets = float | Sequence[float]
+type Budgets = float | list[float] | tuple[float, ...]
 """Drafts verified per row of a round, on the average; of several, a round chooses."""
 
 
@@ -94,6 +94,12 @@ class Ragged:
             raise ValueError(
                 f"ragged must be 'static', 'cap-accept' or 'compact', not {self.mode!r}"
             )
+        for one in self.budgets:
+            if isinstance(one, bool) or not isinstance(one, int | float):
+                raise ValueError(
+                    "ragged_budget must be a number above 0, or several that rise, not "
+                    f"{self.budget!r}"
+                )
         if self.chooses:
             self._check_several()
         bounded = self.chooses or math.isfinite(self.budgets[0])
@@ -237,7 +243,7 @@ class Ragged:
 
 def asked(mode: Any, budget: Budgets | None) -> Ragged:
     """`Ragged` as a method's options say it."""
-    if isinstance(budget, Sequence):
+    if isinstance(budget, list | tuple):
         several = tuple(budget)
         return Ragged(mode=mode, budget=several[0] if len(several) == 1 else several)
     return Ragged(mode=mode, budget=math.inf if budget is None else budget)

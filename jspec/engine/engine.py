@@ -435,8 +435,10 @@ class Engine:
 
     def _told(self, plan: Plan, gamma: Size) -> Mapping[str, Any] | None:
         """What the round chooses its budget by, if it does."""
+        if self._prices is None:
+            return None
         size = Buckets.fit(plan.batch, self.buckets.batch, "a batch of")
-        if self._prices is None or (gamma, size) not in self.executables.totals:
+        if (gamma, size) not in self.executables.totals:
             return None
         return self._prices(size, plan.context, depth(gamma))
 

@@ -57,8 +57,8 @@ def time_rounds[S: Size](
 
 
 def time_budgets(
-    engine: Engine, *, batch: int, ks: Sequence[int], context: int, repeats: int
-) -> dict[tuple[int, int], list[float]]:
+    engine: Engine, *, batch: int, ks: Sequence[Size], context: int, repeats: int
+) -> dict[tuple[Size, int], list[float]]:
     """The same of every K and each of its budgets: drafts, all rows together.
 
     A budget is chosen as rounds choose it, at prices that make any other one endless.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from jspec.control import Sample
 from jspec.control.base import Counts, Size, Tree, depth, natural, order
 from jspec.control.formats import load
 from jspec.engine.buckets import powers
+from jspec.engine.engine import Engine
 from jspec.engine.probe import fits, time_budgets, time_rounds
 from jspec.server.local import Server, serve
+from jspec.storage import write_file
 
 __all__ = ["Grid", "Palette", "Progress", "Record"]
 
@@ -166,38 +167,33 @@ class Record:
             ]
             for context, batch in grid.points
         }
-        done = 0 if kind == "rounds" else len(list(grid.points))
         if not any(missing.values()):
             return
         with _server(target, grid, sizes, options) as server:
             engine = server._engine
-            for (context, batch), gammas in missing.items():
-                done += 1
-                if gammas and fits(engine, batch=batch, gammas=sizes, context=context):
-                    times = time_rounds(
-                        engine,
+
+            def time(batch: int, context: int, some: Sequence[Size]) -> list[Sample]:
+                times = time_rounds(
+                    engine,
+                    batch=batch,
+                    gammas=some,
+                    context=context,
+                    repeats=grid.repeats,
+                )
+                return [
+                    Sample(
+                        ms=round(ms, 4),
                         batch=batch,
-                        gammas=gammas,
+                        size=depth(read(batch, size)),
                         context=context,
-                        repeats=grid.repeats,
+                        nodes=size.nodes if isinstance(size, Tree) else None,
                     )
-                    self.samples[kind] += [
-                        Sample(
-                            ms=round(ms, 4),
-                            batch=batch,
-                            size=depth(read(batch, size)),
-                            context=context,
-                            nodes=size.nodes if isinstance(size, Tree) else None,
-                        )
-                        for size, every in times.items()
-                        for ms in every
-                    ]
-                    self._write({"complete": False, "verify": []})
-                elif gammas and (batch, context) not in self.left_out:
-                    self.left_out.append((batch, context))
-                if progress is not None:
-                    what = f"{kind}, batch {batch}, context {context}"
-                    progress(what, done, count)
+                    for size, every in times.items()
+                    for ms in every
+                ]
+
+            done = 0 if kind == "rounds" else len(missing)
+            self._fill(kind, missing, sizes, engine, time, done, count, progress)
 
     def measure_budgets(
         self,
@@ -209,37 +205,56 @@ class Record:
     ) -> None:
         """Times what is missing of whole rounds, with each of their budgets."""
         known = {(one.context, one.batch) for one in self.samples["packed"]}
-        missing = [point for point in grid.points if point not in known]
-        if not missing:
+        missing = {point: () if point in known else grid.ks for point in grid.points}
+        if not any(missing.values()):
             return
-        done = count - len(missing)
         with _server(target, grid, grid.ks, options, Priced) as server:
             engine = server._engine
-            for context, batch in missing:
-                done += 1
-                if fits(engine, batch=batch, gammas=grid.ks, context=context):
-                    times = time_budgets(
-                        engine,
+
+            def time(batch: int, context: int, some: Sequence[Size]) -> list[Sample]:
+                times = time_budgets(
+                    engine,
+                    batch=batch,
+                    ks=some,
+                    context=context,
+                    repeats=grid.repeats,
+                )
+                return [
+                    Sample(
+                        ms=round(ms, 4),
                         batch=batch,
-                        ks=grid.ks,
+                        size=depth(k),
                         context=context,
-                        repeats=grid.repeats,
+                        drafts=total,
                     )
-                    self.samples["packed"] += [
-                        Sample(
-                            ms=round(ms, 4),
-                            batch=batch,
-                            size=k,
-                            context=context,
-                            drafts=total,
-                        )
-                        for (k, total), every in times.items()
-                        for ms in every
-                    ]
-                    self._write({"complete": False, "verify": []})
-                if progress is not None:
-                    what = f"budgets, batch {batch}, context {context}"
-                    progress(what, done, count)
+                    for (k, total), every in times.items()
+                    for ms in every
+                ]
+
+            done = count - len(missing)
+            self._fill("packed", missing, grid.ks, engine, time, done, count, progress)
+
+    def _fill(
+        self,
+        kind: str,
+        missing: Mapping[tuple[int, int], Sequence[Size]],
+        sizes: Sequence[Size],
+        engine: Engine,
+        time: Callable[[int, int, Sequence[Size]], list[Sample]],
+        done: int,
+        count: int,
+        progress: Progress | None,
+    ) -> None:
+        """Times what is missing of each context and batch, where there is room."""
+        for (context, batch), some in missing.items():
+            done += 1
+            if some and fits(engine, batch=batch, gammas=sizes, context=context):
+                self.samples[kind] += time(batch, context, some)
+                self._write({"complete": False, "verify": []})
+            elif some and (batch, context) not in self.left_out:
+                self.left_out.append((batch, context))
+            if progress is not None:
+                progress(f"{kind}, batch {batch}, context {context}", done, count)
 
     def finish(self, more: Mapping[str, Any]) -> None:
         """Writes the whole of it, with what follows from it."""
@@ -251,9 +266,7 @@ class Record:
             for kind, samples in self.samples.items()
         }
         content = {"format": 1, "kind": KIND, "made": self.made, **more, **raw}
-        partial = self.output.with_suffix(".partial")
-        partial.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        os.replace(partial, self.output)
+        write_file(self.output, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _server(

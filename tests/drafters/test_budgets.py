@@ -104,6 +104,18 @@ def test_with_certain_drafts_the_device_chooses_what_numpy_chooses():
     assert found == set(totals)
 
 
+def test_as_many_drafts_are_admitted_as_the_chosen_pass_holds():
+    rng = np.random.default_rng(1)
+    ragged, totals = Ragged(mode="compact", budget=BUDGETS), (3, 5, 9)
+    assert ragged.totals(3, 4) == totals
+    for cheap, total in enumerate(totals):
+        proposal = chains(rng.beta(2, 1, (3, 3)))
+        ms = np.where(np.arange(3) == cheap, 1.0, np.inf)
+        choice = chosen(proposal, totals, prices_of(ms, 3))
+        offered = ragged.admit(proposal, choice).parent != DEAD
+        assert int(offered.sum()) == int(choice.total) == total
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_confidences_are_chosen_from_as_numpy_does(name):
     confidence = HOSTILE[name]
@@ -186,6 +198,7 @@ def test_the_best_budget_by_all_survivals_would_bend_the_law_of_drawn_drafts():
         ("compact", [1, 1], "must be numbers that rise"),
         ("compact", [0, 1], "ragged_budget must be above 0"),
         ("compact", [1, float("inf")], "must be numbers that rise"),
+        ("compact", [True, 2], "must be a number above 0, or several that rise"),
         ("cap-accept", [1, 2], "costs the same whatever is admitted"),
         ("static", [1, 2], "ragged_budget goes with"),
     ],
@@ -330,7 +343,7 @@ def test_a_k_is_worth_what_its_best_pass_is():
     for _ in range(40):
         goodput.hear(np.array([[0.99] * 3, [0.02] * 3]), [2, 0], [2, 0])
         goodput.update([2, 0], 2, 3)
-    kept = goodput._kept
+    kept = goodput._heard
     totals, ms = (2, 3, 6), goodput.prices(2, 0, 3)["ms"]
     best_first = np.sort(kept, axis=None)[::-1].cumsum()
     rates = [(2 + best_first[n - 1]) / 2 / t for n, t in zip(totals, ms, strict=True)]
