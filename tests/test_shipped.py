@@ -16,6 +16,7 @@ PROMPTS = (
     "Write a short letter to a friend about a walk in the rain.",
 )
 LENGTH = 48
+SIZES = {"dtype": "bfloat16", "max_batch": 2, "max_model_len": 256}
 
 
 def test_drafters_take_15_megabytes_at_most_and_120_in_all():
@@ -61,9 +62,6 @@ def test_a_shipped_folder_names_no_place_of_the_machine_it_was_made_on(method):
 def plain():
     with jspec.serve(TARGET, method="none", **SIZES) as server:
         return answers(server)
-
-
-SIZES = {"dtype": "bfloat16", "max_batch": 2, "max_model_len": 256}
 
 
 def answers(server):

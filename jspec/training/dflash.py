@@ -6,7 +6,8 @@ weights fall exponentially too). Embedding and head are the target's and stay.
 Queries and keys have biases, and begin so that head `h` looks `h` tokens back: a mask
 sees the anchor and the newest context from the first update on. Without, attention
 begins even over the whole text, and 75,000 tokens taught a first draft that is kept
-0.08 of the time instead of 0.13 (`smollm2-135m`; 32 held-out texts, one seed).
+0.08 of the time instead of 0.13 (`smollm2-135m`; 32 held-out texts, one seed; with
+ten planes in `_back`; five had learnt a little more after 44,000: 0.10, not 0.09).
 """
 
 import dataclasses
