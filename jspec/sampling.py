@@ -19,6 +19,7 @@ __all__ = [
     "inverse_cdf",
     "law",
     "row_keys",
+    "seek",
     "step_keys",
 ]
 
@@ -184,13 +185,13 @@ def inverse_cdf(
     b, v = p.shape
     groups = jnp.pad(p, ((0, 0), (0, -v % GROUP))).reshape(b, -1, GROUP)
     sums = groups.sum(-1)
-    place, share = _seek(sums, uniform * sums.sum(-1))
+    place, share = seek(sums, uniform * sums.sum(-1))
     here = jnp.take_along_axis(groups, place[:, None, None], axis=1)[:, 0]
-    column, _ = _seek(here, share * here.sum(-1))
+    column, _ = seek(here, share * here.sum(-1))
     return jnp.minimum(place * GROUP + column, v - 1)
 
 
-def _seek(
+def seek(
     weights: Float[Array, "B C"], target: Float[Array, " B"]
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Where the running sum first exceeds the target, and how far in that weight."""

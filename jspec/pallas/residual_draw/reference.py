@@ -1,9 +1,11 @@
 """What a draw from what two laws leave means, in plain `jnp`."""
 
+import math
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jspec.sampling import inverse_cdf
+from jspec.sampling import GROUP, seek
 
 __all__ = ["residual_draw"]
 
@@ -31,14 +33,34 @@ def residual_draw(
       lse: the logarithm of the sum of exponentials of `p` over `temperature`.
       temperature: above 0; `None`: 1.
     """
-    law = p.astype(jnp.float32)
-    if lse is not None:
-        hot = jnp.ones_like(lse) if temperature is None else temperature
-        law = jnp.exp(law / hot[:, None] - lse[:, None])
-    left = law
-    if q is not None:
-        left = jnp.maximum(law - q.astype(jnp.float32), 0)
-    elif token is not None:
-        left = jnp.where(jnp.arange(p.shape[1])[None] == token[:, None], 0, law)
-    bare = ~(left.sum(-1, keepdims=True) > 0)
-    return inverse_cdf(jnp.where(bare, law, left), uniform)
+    b, v = p.shape
+    width = math.gcd(v, GROUP)
+    groups = (b, v // width, width)
+
+    def laws(p: Array, q: Array | None, ids: Array) -> tuple[Array, Array]:
+        law = p.astype(jnp.float32)
+        if lse is not None:
+            hot = jnp.ones_like(lse) if temperature is None else temperature
+            law = jnp.exp(law / hot[:, None, None] - lse[:, None, None])
+        if q is not None:
+            return law, jnp.maximum(law - q.astype(jnp.float32), 0)
+        if token is not None:
+            return law, jnp.where(ids == token[:, None, None], 0, law)
+        return law, law
+
+    def group(a: Array, place: Array) -> Array:
+        return jnp.take_along_axis(a, place[:, None, None], axis=1)
+
+    p = p.reshape(groups)
+    q = None if q is None else q.reshape(groups)
+    ids = jnp.arange(v, dtype=jnp.int32).reshape(1, *groups[1:])
+    law, left = (a.sum(-1) for a in laws(p, q, ids))
+    bare = ~(left.sum(-1) > 0)
+    sums = jnp.where(bare[:, None], law, left)
+    place, share = seek(sums, uniform * sums.sum(-1))
+    ids = jnp.broadcast_to(ids, groups)
+    here = group(ids, place)
+    law, left = laws(group(p, place), None if q is None else group(q, place), here)
+    weights = jnp.where(bare[:, None, None], law, left)[:, 0]
+    column, _ = seek(weights, share * weights.sum(-1))
+    return place * width + column
