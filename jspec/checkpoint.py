@@ -20,6 +20,7 @@ from jspec.models import TargetConfig, config_from_json, weight_shapes
 from jspec.storage import Placement, compare, main_dtype, read, staging, write
 
 __all__ = [
+    "WEIGHTS",
     "is_checkpoint",
     "load",
     "load_drafter",

@@ -181,6 +181,13 @@ def train(
     save_every: Annotated[
         int, typer.Option(help="Updates between checkpoints and examinations.")
     ] = 200,
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            help="A checkpoint to begin from, with the same weights by name and shape: "
+            "a drafter of this method, or for pard a small model."
+        ),
+    ] = None,
 ) -> None:
     """Trains a drafter on a target's answers; goes on where it was stopped."""
     with errors():
@@ -201,6 +208,7 @@ def train(
             seed=seed,
             dtype=dtype,
             save_every=save_every,
+            init=None if init is None else str(init),
         )
         texts = load_texts(data)
         if texts.notes["target"] != target:

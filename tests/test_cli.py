@@ -39,7 +39,9 @@ def command(servers, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("method", ["plain", "ngram", "self"])
+@pytest.mark.parametrize(
+    "method", ["plain", "ngram", pytest.param("self", marks=pytest.mark.slow)]
+)
 def test_json_is_one_object_a_prompt_and_nothing_else(command, servers, method):
     options = ["--method", method, "-k", "4", "--max-tokens", "9", "--raw", "--json"]
     status, out, err = command("generate", *options, *PROMPTS[:3])

@@ -157,7 +157,13 @@ def test_r11_a_stop_token_right_after_min_tokens_ends_the_text():
     assert done.tokens == count_on(0, 40)[: place + 1]
 
 
-@pytest.mark.parametrize("length", range(24, 33))
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(n, marks=() if n in (24, 28, 31, 32) else pytest.mark.slow)
+        for n in range(24, 33)
+    ],
+)
 def test_r12_a_text_that_fills_the_room_ends_as_plain_decoding_does(length):
     prompts = [[(3 * i) % 61 + 1 for i in range(length)], PROMPTS[0]]
     room = 32
@@ -227,12 +233,14 @@ def test_r20_r21_only_tokens_of_the_requests_support_are_emitted():
     "penalties",
     [
         {"frequency_penalty": 2.0},
-        {"frequency_penalty": -2.0},
-        {"presence_penalty": 1.5},
+        pytest.param({"frequency_penalty": -2.0}, marks=pytest.mark.slow),
+        pytest.param({"presence_penalty": 1.5}, marks=pytest.mark.slow),
         {"repetition_penalty": 1.5},
         {"repetition_penalty": 0.7, "frequency_penalty": 0.4, "presence_penalty": -0.3},
         {"logit_bias": {7: 3.0, 9: -100.0}},
-        {"frequency_penalty": 1.0, "logit_bias": {7: 5.0}},
+        pytest.param(
+            {"frequency_penalty": 1.0, "logit_bias": {7: 5.0}}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
@@ -254,7 +262,9 @@ def test_r23_penalties_see_the_drafts_before_each_node(penalties):
     assert right[2].tokens != right[1].tokens
 
 
-@pytest.mark.parametrize("method", ["none", "ngram", "draft_model"])
+@pytest.mark.parametrize(
+    "method", ["none", "ngram", pytest.param("draft_model", marks=pytest.mark.slow)]
+)
 def test_r27_a_seeded_row_ignores_neighbours_order_and_batch(method):
     gamma = {} if method == "none" else {"gamma": 3}
     drafter = METHODS[method](**gamma)
@@ -343,7 +353,9 @@ def test_r38_the_self_draft_is_always_right_however_often_it_is_spoiled(tokens):
             place += accepted + 1
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8]
+)
 def test_a_model_that_drafts_for_itself_accepts_everything(temperature):
     params = SamplingParams(
         temperature=temperature, top_k=20, seed=3, max_tokens=200, ignore_eos=True
@@ -355,7 +367,12 @@ def test_a_model_that_drafts_for_itself_accepts_everything(temperature):
         assert all(d.accepted == d.drafted for d in done)
 
 
-@pytest.mark.parametrize("chunk", [20, 8, 7, 1])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(20, marks=SLOW), 8, pytest.param(7, marks=SLOW), 1]
+)
 def test_r43_pieces_of_the_prompt_do_not_change_the_first_drafts(chunk):
     prompt = [(7 * i) % 23 + 1 for i in range(20)]
     drafter = METHODS["draft_model"](gamma=4, draft_sampling="greedy")
@@ -377,7 +394,11 @@ def test_r43_pieces_of_the_prompt_do_not_change_the_first_drafts(chunk):
 TREE = (0, 0, 1, 2)
 
 
-@pytest.mark.parametrize("windows", [(), (8, 4)], ids=["full", "windows"])
+@pytest.mark.parametrize(
+    "windows",
+    [pytest.param((), marks=pytest.mark.slow), (8, 4)],
+    ids=["full", "windows"],
+)
 def test_r44_r45_a_tree_whose_second_branch_is_right_equals_plain_decoding(windows):
     aim = tiny_target(windows=windows)
     prompts, params = (PROMPTS[0], PROMPTS[1], [9]), wish(max_tokens=60)
@@ -429,7 +450,9 @@ def test_r44_after_a_tree_the_cache_holds_what_plain_decoding_would():
     np.testing.assert_array_equal(of(tree)[0, :length], of(plainly)[0, :length])
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    "order", [(0, 1), pytest.param((1, 0), marks=pytest.mark.slow)]
+)
 def test_r45_windows_count_positions_in_every_row_of_a_batch(order):
     aim = tiny_target(windows=(8, 3))
     prompts = ([3, 1, 4, 1, 5], [(5 * i) % 17 + 1 for i in range(20)])

@@ -55,7 +55,7 @@ SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_several_devices_give_the_same_tokens(devices, run_on_devices):
     assert run_on_devices(devices, SCRIPT.replace("DEVICES", str(devices))) == "same\n"
 

@@ -122,7 +122,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(refusals, target, call, why
     [
         ("plain", "none", 0),
         ("ngram", "ngram", 4),
-        ("suffix", "suffix", 8),
+        pytest.param("suffix", "suffix", 8, marks=pytest.mark.slow),
         ("self 1", "draft_model", 1),
     ],
 )

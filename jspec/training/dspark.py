@@ -26,7 +26,7 @@ __all__ = ["RECIPE"]
 def plan(frame: Frame) -> dict[str, Any]:
     """A block that drafts from its anchor on, and a Markov head of rank 16."""
     return DSparkConfig(
-        block=block(frame, part=4 / 3, from_anchor=True),
+        block=block(frame, part=8 / 9, from_anchor=True),
         markov_rank=16,
         confidence_head=True,
         confidence_with_markov=True,
@@ -98,4 +98,5 @@ RECIPE = Recipe(
     dense=False,
     begin=begin,
     gain=dflash.RECIPE.gain,
+    fused="fc",
 )

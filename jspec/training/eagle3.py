@@ -62,4 +62,5 @@ RECIPE = Recipe(
     drafts=drafts,
     term=likelihood,
     begin=begin,
+    fused="fc",
 )

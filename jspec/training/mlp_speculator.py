@@ -56,9 +56,13 @@ def drafts(
 
 
 def begin(name: str, shape: tuple[int, ...], target: Any, words: Words | None) -> Any:
-    """Embedding and head are the target's embedding, condensed."""
+    """Embedding and head are the target's embedding, condensed.
+
+    A token is about as loud as the state it is added to: `step` makes it 2.5 times as
+    loud, and with entries of size one it would drown the state.
+    """
     if name.endswith(".embed"):
-        return condensed(target, shape[1])
+        return condensed(target, shape[1], size=2 * shape[1] ** -0.5)
     if name.endswith(".head"):
         return condensed(target, shape[0], size=shape[0] ** -0.5).T
     return None

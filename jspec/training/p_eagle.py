@@ -87,4 +87,5 @@ RECIPE = Recipe(
     term=likelihood,
     dense=False,
     begin=begin,
+    fused="fc",
 )

@@ -124,6 +124,8 @@ class Recipe:
       dense: whether every position is an anchor; else some are drawn.
       begin: a weight's first value, if it is not drawn: `(name, shape, target, words)`.
       gain: what a drawn weight is multiplied with: `(name, shape, target)`.
+      fused: the matrix that reads the taps, if one does: its rows begin as small as the
+        numbers they read are large.
       tapped: whether it is trained on the frame's taps though its drafter taps none.
       language_model: whether the drafter is a language model of its own.
     """
@@ -137,6 +139,7 @@ class Recipe:
     dense: bool = True
     begin: Callable[..., Array | np.ndarray | None] = lambda *_: None
     gain: Callable[..., np.ndarray | float] = lambda *_: 1.0
+    fused: str | None = None
     tapped: bool = False
     language_model: bool = False
 

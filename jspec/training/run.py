@@ -7,14 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jspec import checkpoint
 from jspec.models.base import ModelConfig
-from jspec.storage import write_file
+from jspec.storage import read, write_file
 from jspec.training import RECIPES
+from jspec.training.lessons import Words, words_of
 from jspec.training.loop import Course, Point, train
-from jspec.training.start import configured, first_weights, frame_of, words_for
+from jspec.training.recipe import Recipe
+from jspec.training.start import (
+    configured,
+    first_weights,
+    frame_of,
+    tap_sizes,
+    words_for,
+)
 from jspec.training.states import States, Teacher
 from jspec.training.steps import Task
 from jspec.training.texts import Texts
@@ -41,6 +50,8 @@ class Settings:
       seed: of first weights, order and anchors.
       dtype: of the arithmetic.
       save_every: updates between checkpoints.
+      init: a checkpoint whose weights are the first ones, name by name and shape by
+        shape those of the drafter to be trained; `None`: they are drawn.
     """
 
     method: str
@@ -54,6 +65,7 @@ class Settings:
     seed: int = 0
     dtype: str = "float32"
     save_every: int = 200
+    init: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses what cannot be trained."""
@@ -111,16 +123,22 @@ def run(
       what `card.json` says.
 
     Raises:
-      ValueError: the folder has another run, or a finished one.
+      ValueError: the folder has another run, or a finished one; or `init` has other
+        weights than this drafter.
     """
     recipe, config = RECIPES[settings.method], target.config
-    _claim(folder, settings, texts)
     counts = texts.counts(config.vocab_size, settings.length)
     frame = frame_of(config, counts, settings.length)
     sizes = recipe.plan(frame)
     drafter = configured(settings.method, recipe, sizes, target)
     shapes = drafter.weight_shapes()
     words = words_for(shapes, counts, settings.words)
+    given = None
+    if settings.init is not None:
+        given = _given(Path(settings.init), settings.method, shapes)
+        if "ids" in given:
+            words = words_of(np.asarray(given["ids"]), config.vocab_size)
+    _claim(folder, settings, texts)
     steps = _steps(settings, texts)
     taps = frame.taps if recipe.tapped else tuple(drafter.feature_layers)
     begun(steps)
@@ -141,6 +159,9 @@ def run(
         width = (len(frame.taps) + 1) * config.hidden_size
         notes = {"taps": list(frame.taps), "data": dict(texts.notes)}
         kept = States(states, len(texts.texts), settings.length, width, notes)
+    teacher = Teacher(target, frame.taps, kept)
+    if given is None:
+        given = _drawn(settings, recipe, drafter, teacher, words, texts)
     weights, curve = train(
         task,
         Course(
@@ -149,9 +170,9 @@ def run(
             seed=settings.seed,
             save_every=settings.save_every,
         ),
-        first_weights(recipe, drafter, target, words, settings.seed),
+        given,
         words,
-        Teacher(target, frame.taps, kept),
+        teacher,
         texts,
         folder / STATE,
         tell=tell,
@@ -181,6 +202,33 @@ def _claim(folder: Path, settings: Settings, texts: Texts) -> None:
             f"{folder} has a run with other settings or texts: {found}, not {said}; "
             f"give another folder"
         )
+
+
+def _given(
+    path: Path, method: str, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Array]:
+    checkpoint.read_manifest(path)
+    try:
+        return read(path / checkpoint.WEIGHTS, shapes, dtype=jnp.float32)
+    except ValueError as error:
+        raise ValueError(
+            f"init: {path} is no beginning for a {method} of this target: {error}"
+        ) from None
+
+
+def _drawn(
+    settings: Settings,
+    recipe: Recipe,
+    drafter: Any,
+    teacher: Teacher,
+    words: Words | None,
+    texts: Texts,
+) -> dict[str, Array]:
+    sizes = None
+    if recipe.fused is not None:
+        first = texts.training(0, settings.batch, settings.length, settings.seed)
+        sizes = tap_sizes(teacher(first, tapped=True))
+    return first_weights(recipe, drafter, teacher.target, words, settings.seed, sizes)
 
 
 def _steps(settings: Settings, texts: Texts) -> int:

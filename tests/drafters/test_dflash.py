@@ -55,7 +55,10 @@ def made(**options):
     return drafter, blocks.random_weights(drafter.weight_shapes())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=pytest.mark.slow if c == "full" else ()) for c in CASES],
+)
 def test_the_block_is_the_one_that_torch_computes(target, case):
     drafter, weights = made(**CASES[case])
     config = drafter.config

@@ -79,7 +79,10 @@ def torch_walk(w, config, hidden, base, tokens, heat):
     return torch.stack(logits), torch.stack(sure)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=pytest.mark.slow if c == "vanilla" else ()) for c in CASES],
+)
 def test_the_corrected_laws_are_those_that_torch_computes(case):
     drafter, weights = made(**CASES[case])
     config, block = drafter.config, drafter.config.block

@@ -87,7 +87,7 @@ def embedding_alone(**options):
     ("make", "width"),
     [
         (features_alone, 1),
-        (embedding_alone, 3),
+        pytest.param(embedding_alone, 3, marks=pytest.mark.slow),
         pytest.param(features_alone, 3, marks=pytest.mark.slow),
         pytest.param(embedding_alone, 1, marks=pytest.mark.slow),
     ],

@@ -48,7 +48,10 @@ def test_it_reads_our_tokens_and_says_none_but_the_shared_ones():
     assert np.isneginf(said[..., [1, 4]]).all()
 
 
-@pytest.mark.parametrize("draft_sampling", ["probabilistic", "greedy"])
+@pytest.mark.parametrize(
+    "draft_sampling",
+    ["probabilistic", pytest.param("greedy", marks=pytest.mark.slow)],
+)
 def test_sampled_text_follows_the_targets_law(draft_sampling):
     aim = table(6)
     drafter = DraftModel(gamma=2, draft_sampling=draft_sampling, vocabulary="shared")

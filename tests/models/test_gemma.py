@@ -87,7 +87,9 @@ PROMPTS = ([5, 9, 5, 9, 5, 9, 5, 9, 5], [3], list(range(1, 30)))
 @pytest.mark.parametrize(
     "family", [pytest.param("gemma3", marks=pytest.mark.slow), "gemma4"]
 )
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize(
+    "method", ["ngram", pytest.param("draft_model", marks=pytest.mark.slow)]
+)
 def test_greedy_speculation_is_plain_decoding_past_the_window(family, method):
     target = GEMMAS[family]()
     drafter = METHODS[method](gamma=3)

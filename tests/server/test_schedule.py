@@ -72,7 +72,9 @@ class Walk:
         self.told.append((tuple(accepted), batch, drafted))
 
 
-@pytest.mark.parametrize("kind", ["ngram", "self"])
+@pytest.mark.parametrize(
+    "kind", ["ngram", pytest.param("self", marks=pytest.mark.slow)]
+)
 def test_r49_k_walks_over_its_palette_without_compiling_or_changing_the_text(
     servers, kind
 ):

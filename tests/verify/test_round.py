@@ -190,7 +190,9 @@ class Careless(Scripted):
         ), memory
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8]
+)
 def test_r52_placeholders_that_are_offered_reach_neither_model_nor_text(temperature):
     target = tiny_target()
     lines = jnp.full((2, 128, 4), -1, jnp.int32).at[:, ::3, 0].set(9)
