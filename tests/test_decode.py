@@ -367,11 +367,12 @@ def test_a_model_that_drafts_for_itself_accepts_everything(temperature):
         assert all(d.accepted == d.drafted for d in done)
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
-    "chunk", [pytest.param(20, marks=SLOW), 8, pytest.param(7, marks=SLOW), 1]
+    "chunk",
+    [
+        pytest.param(n, marks=() if n in (1, 8) else pytest.mark.slow)
+        for n in (20, 8, 7, 1)
+    ],
 )
 def test_r43_pieces_of_the_prompt_do_not_change_the_first_drafts(chunk):
     prompt = [(7 * i) % 23 + 1 for i in range(20)]

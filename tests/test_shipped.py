@@ -16,6 +16,8 @@ PROMPTS = (
     "Write a short letter to a friend about a walk in the rain.",
 )
 LENGTH = 48
+LEAST = {"mlp_speculator": 1.03, "pard": 1.03}
+"""Of tau on either prompt, for those that learnt least; they have 1.07 and 1.09."""
 SIZES = {"dtype": "bfloat16", "max_batch": 2, "max_model_len": 256}
 
 
@@ -81,5 +83,4 @@ def test_a_shipped_drafter_serves_by_name_and_drafts_what_is_kept(plain, method)
         done = answers(server)
     assert [one.token_ids for one in done] == [one.token_ids for one in plain]
     taus = [one.speculation.tau for one in done]
-    # A drafter that learnt nothing has 1.00; the weakest shipped ones 1.07 and 1.09.
-    assert min(taus) > 1.03, taus
+    assert min(taus) > LEAST.get(method, 1.1), taus

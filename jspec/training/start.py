@@ -106,7 +106,7 @@ def first_weights(
 def tap_sizes(lesson: Lesson) -> np.ndarray:
     """How large each tapped number usually is: its standard deviation, were it normal.
 
-    A state has a few numbers that are far larger than the others (97 % of the squares
+    A state has a few numbers that are far larger than the others (98 % of the squares
     of `smollm2-135m`'s 15th state are one number's): read alike, what is fused of the
     taps would tell little else, and behind a norm nearly the same at every place. The
     median is taken, for the first tokens of a text are larger still.

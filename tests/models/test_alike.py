@@ -53,7 +53,8 @@ ROWS, NODES, ROOM = 12, 8, 512
 @pytest.mark.skipif(native.load() is not None, reason=str(native.load() or ""))
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
-    "family", ["qwen", "packed", pytest.param("gemma", marks=pytest.mark.slow)]
+    "family",
+    [pytest.param(f, marks=pytest.mark.slow if f == "gemma" else ()) for f in CONFIGS],
 )
 def test_r26_a_tokens_logits_have_the_same_bits_alone_and_in_any_company(family, dtype):
     config = CONFIGS[family]

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jspec import checkpoint
+from jspec.models.base import Rope
+from jspec.models.layers import rotate, turns
 from jspec.training import RECIPES
 from jspec.training.dflash import begin
 from jspec.training.lessons import Lesson
@@ -68,8 +70,6 @@ def test_heads_look_one_two_and_more_tokens_back():
     target = SimpleNamespace(config=config)
     q = begin("layers.0.q_bias", (heads * width,), target, None).reshape(heads, width)
     k = begin("layers.0.k_bias", (heads * width,), target, None).reshape(heads, width)
-    from jspec.models.base import Rope
-    from jspec.models.layers import rotate, turns
 
     def turned(vectors, place):
         turn = turns(Rope(), width, jnp.array([[place]]))
